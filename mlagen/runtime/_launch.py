@@ -1,24 +1,17 @@
-"""Parts that wrappers share: the device's facts, launches and the checks of arguments; the same in every package."""
+"""Device facts, launches and argument checks of all wrappers. Every package has the same copy."""
 
 import concurrent.futures
 import contextlib
 import contextvars
 import functools
-import hashlib
 import importlib
 import inspect
-import json
-import logging
 import numbers
 import operator
-import pathlib
 import re
 import sys
-import tarfile
-import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -27,34 +20,34 @@ import triton.language as tl
 from . import _facts, _internals
 from ._facts import KERNELS, MODULES, PDL_TARGETS, SM90_MODULES, TARGETS
 
-# The oldest and the newest minor version of Triton that mlagen makes packages for, and the one at hand.
+# The oldest and the newest supported minor version of Triton, and the installed one.
 SUPPORTED = ((3, 6), (3, 9))
 INSTALLED = tuple(int(number) for number in re.findall(r"\d+", triton.__version__)[:2])
 IN_RANGE = SUPPORTED[0] <= INSTALLED <= SUPPORTED[1]
-TRITON = min(max(INSTALLED, SUPPORTED[0]), SUPPORTED[1])  # entries of tables for this version are taken
-WAIT_SECONDS = 5.0  # after which a process that waits for another one's kernels says so
-LEAST_SCALE, MOST_SCALE = 2.0**-126, 2.0**127  # of logits: in fp32 neither 0 nor inf, nor times log2(e)
+TRITON = min(max(INSTALLED, SUPPORTED[0]), SUPPORTED[1])  # tables are read for this version
+LEAST_SCALE, MOST_SCALE = 2.0**-126, 2.0**127  # softmax scales: in fp32 not 0 or inf, also times log2(e)
+SCALARS = (numbers.Number, str, type(None), torch.dtype, torch.device)  # values that errors quote
 
 
 class Forced(NamedTuple):
-    """Choices of `force` for calls of any family; None: as tables and sizes of a call have it."""
+    """Choices of `force` for calls of any family. None: the tables and the sizes of a call decide."""
 
-    kernel: str | None = None  # one of KERNELS; calls that it cannot run take a portable kernel
-    tile: Any = None  # of portable kernels, of the family that is called; of top-k's forced kernel
-    num_splits: int | None = None  # of calls that do not name a number of splits
-    workspace_bytes: int | None = None  # from where calls go through the kernels in pieces
-    combine_units: int | None = None  # of dense_decode: a program's cost of sharing requests
-    block_b: int | None = None  # of dense_decode: requests per read of lengths
+    kernel: str | None = None  # one of KERNELS; calls that it cannot run use a portable kernel
+    tile: Any = None  # tile of the portable kernel of the called family, or of top-k's forced kernel
+    num_splits: int | None = None  # splits of calls that do not pass a number of splits
+    workspace_bytes: int | None = None  # calls that need more run in pieces
+    combine_units: int | None = None  # dense_decode: cost of sharing a request between programs
+    block_b: int | None = None  # dense_decode: requests per read of lengths
 
 
 class DeviceFacts(NamedTuple):
-    """A device as the tile tables know it: the row to read, and its other facts."""
+    """Facts of a device. The target selects the rows of the tile tables."""
 
     target: str
     multiprocessors: int
-    pdl: bool = False  # whether a kernel can begin while the one before it still runs
+    pdl: bool = False  # whether it has programmatic dependent launch
     sm90: bool = False  # whether it runs the sm90 kernels
-    memory_rate: int = 0  # GB/s of its memory; 0: not known
+    memory_rate: int = 0  # GB/s of its memory; 0: unknown
     forced: Forced = Forced()
 
     @property
@@ -64,7 +57,7 @@ class DeviceFacts(NamedTuple):
 
     @property
     def rounds_e4m3(self) -> bool:
-        """Whether its hardware rounds fp32 to float8_e4m3fn at once, to 0x7f from any NaN."""
+        """Whether one instruction rounds fp32 to float8_e4m3fn, and any NaN to 0x7f."""
         return self.target in _facts.E4M3_ROUNDING_TARGETS
 
 
@@ -78,52 +71,66 @@ def supports(gpu: torch.device | str | tuple[int, int]) -> str | None:
         gpu: a device, a name such as "sm103" or "gfx942", or a CUDA device's compute capability, such as (10, 3).
 
     Raises:
-        TypeError: none of these.
-        ValueError: a name of another form, a device that is no GPU, or a compute capability where torch is ROCm's.
+        TypeError, ValueError: none of these, no GPU of this machine, or a compute capability where torch is ROCm's.
     """
-    if isinstance(gpu, torch.device):
-        gpu = architecture(gpu)
+    if isinstance(gpu, torch.device) or (isinstance(gpu, str) and gpu.startswith("cuda")):
+        gpu = architecture(gpu_of(gpu, "gpu"))
     elif isinstance(gpu, tuple) and len(gpu) == 2 and all(isinstance(part, int) for part in gpu):
         if torch.version.hip:
             raise ValueError(f"gpu: got {gpu}, takes a device or a name: ROCm's compute capabilities name no GPU")
         gpu = f"sm{gpu[0]}{gpu[1]}"
-    elif not isinstance(gpu, str):
-        raise TypeError(f"gpu: got {gpu!r}, takes a device, a name or a compute capability")
-    if cuda := re.fullmatch(r"sm(\d+)(\d)", gpu):
+    if isinstance(gpu, str) and (cuda := re.fullmatch(r"sm(\d+)(\d)", gpu)):
         fits = [f"sm{cuda[1]}{minor}" for minor in range(int(cuda[2]), -1, -1)]
-    elif re.fullmatch(r"gfx[0-9a-f]+", gpu):
+    elif isinstance(gpu, str) and re.fullmatch(r"gfx[0-9a-f]+", gpu):
         fits = [gpu]
     else:
-        raise ValueError(f"gpu: got {gpu!r}, takes a name such as 'sm103' or 'gfx942'")
+        takes = "a device, a name such as 'sm103' or 'gfx942', or a compute capability such as (10, 3)"
+        raise (ValueError if isinstance(gpu, str) else TypeError)(f"gpu: got {said(gpu)}, takes {takes}")
     return next((target for target in fits if target in TARGETS), None)
 
 
-def architecture(device: torch.device) -> str:
-    """The name of a GPU's own architecture: "sm103", "gfx942". Raises ValueError if the device is no GPU."""
-    if device.type != "cuda":
-        raise ValueError(f"device: got {device}, takes a CUDA or ROCm device")
-    properties = torch.cuda.get_device_properties(device)
+def gpu_of(device: torch.device | str | int, name: str = "device") -> torch.device:
+    """Return a GPU with its index; "cuda" is the current one. Raises TypeError or ValueError if torch finds no such."""
+    try:
+        gpu = torch.device(device)
+    except (TypeError, RuntimeError):
+        kind = ValueError if isinstance(device, (str, int)) else TypeError
+        raise kind(f"{name}: got {said(device)}, takes a CUDA or ROCm device") from None
+    if gpu.type != "cuda":
+        raise ValueError(f"{name}: got {gpu}, takes a CUDA or ROCm device")
+    try:
+        torch.cuda.get_device_properties(gpu)
+        return gpu if gpu.index is not None else torch.device("cuda", torch.cuda.current_device())
+    except (AssertionError, RuntimeError) as error:
+        raise ValueError(f"{name}: got {gpu}, takes a GPU that torch finds: {str(error).splitlines()[0]}") from None
+
+
+def architecture(gpu: torch.device) -> str:
+    """Return the name of a GPU's own architecture: "sm103", "gfx942"."""
+    properties = torch.cuda.get_device_properties(gpu)
     return properties.gcnArchName.split(":")[0] if torch.version.hip else f"sm{properties.major}{properties.minor}"
 
 
-def device_facts(device: torch.device) -> DeviceFacts:
-    """The facts of a CUDA or ROCm device; inside `planned_for` those of the target that stands for it.
+def device_facts(device: torch.device | str | int) -> DeviceFacts:
+    """Return the facts of a CUDA or ROCm device. Inside `planned_for` they are those of the planned target.
 
     Raises:
-        ValueError: the device is no GPU, or none that this package has kernels for.
+        TypeError, ValueError: the device is no GPU, or this package has no kernels for it.
     """
-    facts, forced = _planned.get() or _read_facts(device), _forced.get()
+    facts, forced = _planned.get(), _forced.get()
+    if facts is None:
+        facts = _read_facts(device if type(device) is torch.device and device.index is not None else gpu_of(device))
     return facts if forced is None else facts._replace(forced=forced)
 
 
 @functools.cache
 def _read_facts(device: torch.device) -> DeviceFacts:
-    name = architecture(device)
+    name = architecture(gpu_of(device))
     target = supports(name)
     if target is None:
-        raise ValueError(f"device: got {name}, takes one of {', '.join(TARGETS)}")
+        raise ValueError(f"device: got {name}, takes one of {', '.join(TARGETS)}, for which this package has kernels")
     gpu = torch.cuda.get_device_properties(device)
-    compiles = not triton.knobs.runtime.interpret  # the interpreter knows neither of these two
+    compiles = not triton.knobs.runtime.interpret  # the interpreter has neither PDL nor Gluon
     pdl, sm90 = compiles and target in PDL_TARGETS, compiles and name == "sm90" and has_gluon()
     rate = 2 * getattr(gpu, "memory_clock_rate", 0) * getattr(gpu, "memory_bus_width", 0) // 8_000_000  # by kHz, bits
     return DeviceFacts(target, gpu.multi_processor_count, pdl, sm90, rate)
@@ -131,53 +138,53 @@ def _read_facts(device: torch.device) -> DeviceFacts:
 
 @functools.cache
 def has_gluon() -> bool:
-    """Whether there are sm90 kernels and this Triton has their Gluon: 3.6 or newer, with all that they import."""
+    """Whether the package has sm90 kernels and this Triton, 3.6 or newer, can import their modules."""
     if not SM90_MODULES or INSTALLED < (3, 6):
         return False
     try:
         for module in SM90_MODULES:
             importlib.import_module(f".{module}", __package__)
-    except Exception:  # any error of a later Triton; the portable kernels still run
+    except Exception:  # any error of a later Triton: the portable kernels still run
         return False
     return True
 
 
 @functools.cache
 def sm90_kernel(module: str) -> Any:
-    """The sm90 kernel of a module, which is imported when it first runs: not every Triton has its Gluon."""
+    """Return the sm90 kernel of a module. Import the module only here, since not every Triton has its Gluon."""
     return getattr(importlib.import_module(f".{module}", __package__), f"{module}_kernel")
 
 
 def for_triton(table: dict[str, list[tuple[Any, ...]]]) -> dict[str, list[tuple[Any, ...]]]:
-    """The rows of a table that hold for TRITON, without the versions that rows of some Tritons alone end with."""
+    """Return the rows of a table for TRITON. Rows for only some versions end with these, which are removed."""
     chosen: dict[str, list[tuple[Any, ...]]] = {target: [] for target in table}
     for target, rows in table.items():
         for row in rows:
-            *entries, first, last = row if type(row[-1]) is tuple else (*row, TRITON, TRITON)  # a Tile has its own type
+            *entries, first, last = row if type(row[-1]) is tuple else (*row, TRITON, TRITON)  # Tiles have types
             if first <= TRITON <= last:
                 chosen[target].append(tuple(entries))
     return chosen
 
 
 def is_current(device: torch.device) -> bool:
-    """Whether a launch goes to `device`, as Triton launches on the current device."""
+    """Whether launches go to `device`, since Triton launches on the current device."""
     return device.type != "cuda" or device.index == torch.cuda.current_device()
 
 
 def hash_functions() -> None:
-    """Has Triton hash every function of the package, callees first, so that a kernel has one key in Triton's cache.
+    """Hash every Triton function of the package, callees first, so that a kernel has one key in Triton's cache.
 
-    Triton 3.6 and 3.7 take the constants of a callee into a kernel's hash only if the callee was hashed before: the key
-    would be another in each process, with the order of its first launches.
+    In Triton 3.6 and 3.7 a kernel's hash includes a callee's constants only if the callee was hashed before. Otherwise
+    keys would depend on the order of a process's first launches.
     """
     for module in (sys.modules.get(f"{__package__}.{name}") for name in MODULES):
         for one in [] if module is None else list(vars(module).values()):
             if isinstance(one, _internals.JITCallable):
-                hash(one)  # which it keeps
+                hash(one)  # the function keeps it
 
 
 class Variant(NamedTuple):
-    """A launch, as far as Triton's compilation depends on it: no run-time argument is specialised."""
+    """A launch, as far as its compilation depends on it: no run-time argument is specialised."""
 
     kernel: Any
     programs: int
@@ -186,32 +193,32 @@ class Variant(NamedTuple):
     options: dict[str, Any]
 
     def compile(self) -> Any:
-        """Compiles the kernel for the current device, or takes it from Triton's cache; launches nothing."""
+        """Compile the kernel for the current device, or load it from Triton's cache. Launch nothing."""
         hash_functions()
         return self.kernel.warmup(*self.arguments, *self.constexprs, grid=(self.programs,), **self.options)
 
 
-# Annotations of these two would be in the key of every kernel's compilation.
+# Annotations of these two functions would be part of every kernel's key.
 def kernel(function, jit=triton.jit):  # type: ignore[no-untyped-def]
-    """Makes a kernel that does not specialise its run-time arguments, those that are no constexprs.
+    """Make a kernel that specialises only its constexprs, not its run-time arguments.
 
-    Else Triton would compile it anew for each mix of divisible and other values. The compiler's assumptions about
-    addresses come only from constexprs, so that `warmup` can reach every variant.
+    Otherwise Triton would compile it again for each mix of divisible and other values. Assumptions about addresses come
+    only from constexprs, so `warmup` can reach every variant.
     """
     return jit(function, do_not_specialize=_arguments_of(function))
 
 
 def _arguments_of(function) -> list[str]:  # type: ignore[no-untyped-def]
-    """The names of a kernel's run-time arguments."""
+    """Return the names of a kernel's run-time arguments."""
     parameters = inspect.signature(function).parameters.values()
     return [one.name for one in parameters if one.annotation is not tl.constexpr]
 
 
 @functools.cache
 def _taker(function: Callable[..., Any]) -> tuple[Callable[[Any], tuple[Any, ...]], int]:
-    """Return a function that takes a kernel's run-time arguments from a call by their names: `q_ptr` is the call's `q`.
+    """Return a function that reads a kernel's run-time arguments from a call by name: `q_ptr` is the call's `q`.
 
-    Behind it stands how many come up to the last tensor: none behind is ever absent.
+    Return also their number up to the last tensor. No argument after it is ever absent.
     """
     names = _arguments_of(function)
     tensors = [number for number, name in enumerate(names, 1) if name.endswith("_ptr")]
@@ -225,14 +232,14 @@ _forced: contextvars.ContextVar[Forced | None] = contextvars.ContextVar("forced"
 _recorded: contextvars.ContextVar[dict[Any, Variant] | None] = contextvars.ContextVar("recorded", default=None)
 _noted: contextvars.ContextVar[Any] = contextvars.ContextVar("noted", default=None)
 _steered = contextvars.ContextVar("steered", default=False)
-noted = _noted.get  # the note of the call that is done the first time, if one is
-is_steered = _steered.get  # whether calls are planned, forced, recorded or noted: then each is checked
-steering: list[None] = []  # an entry for each such context of any thread: while there is none, no call is steered
+noted = _noted.get  # the note of the call that is being recorded, or None
+is_steered = _steered.get  # whether calls are planned, forced, recorded or noted; such calls are always checked
+steering: list[None] = []  # an entry for each such context of any thread; if empty, no call is steered
 
 
 @contextlib.contextmanager
 def _set(variable: contextvars.ContextVar[Any], value: Any) -> Iterator[Any]:
-    token, steered = variable.set(value), _steered.set(True)  # of this thread only: others go on launching
+    token, steered = variable.set(value), _steered.set(True)  # in this thread only: others continue to launch
     steering.append(None)
     try:
         yield value
@@ -243,105 +250,38 @@ def _set(variable: contextvars.ContextVar[Any], value: Any) -> Iterator[Any]:
 
 
 def planned_for(facts: DeviceFacts) -> contextlib.AbstractContextManager[Any]:
-    """Inside, calls plan for a device of these facts, even if another device holds their tensors."""
+    """Inside, calls plan for a device with these facts, whichever device holds their tensors."""
     return _set(_planned, facts)
 
 
 def force(**choices: Any) -> contextlib.AbstractContextManager[Any]:
-    """Inside, calls run with these fields of `Forced`, and with those of an enclosing `force`.
+    """Inside, calls use these fields of `Forced`, and those of an enclosing `force`.
 
     Raises:
         ValueError: the package has no kernel of this name.
     """
-    if choices.get("kernel") not in (None, *KERNELS):
-        raise ValueError(f"kernel: got {choices['kernel']!r}, takes one of {', '.join(KERNELS)}")
+    one_of("kernel", choices.get("kernel"), None, *KERNELS)
     return _set(_forced, (_forced.get() or Forced())._replace(**choices))
 
 
 def recording() -> contextlib.AbstractContextManager[Any]:
-    """Inside, `launch` launches nothing that is not compiled yet, but notes its variant in the dict that this gives."""
+    """Inside, `launch` does not launch variants that are not compiled yet, but adds them to the dict that this yields."""
     return _set(_recorded, {})
 
 
 def noting(note: Any) -> contextlib.AbstractContextManager[Any]:
-    """Inside, `launch` tells `note` of each launch, so that the call can be done again without its checks."""
+    """Inside, `launch` adds each launch to `note`, so that the call can be repeated without its checks."""
     return _set(_noted, note)
 
 
 def facts_of(target: str) -> DeviceFacts:
-    """The facts of one of TARGETS without a device; with one multiprocessor, it sets how many programs run at once."""
+    """Return the facts of one of TARGETS without a device. It has one multiprocessor. Raises ValueError for others."""
+    one_of("target", target, *TARGETS)
     return DeviceFacts(target, 1, target in PDL_TARGETS, target == "sm90" and has_gluon())
 
 
-def take_compiled(name: str) -> None:
-    """Puts kernels that were compiled ahead for an architecture into Triton's cache, so that no compiler runs for them.
-
-    `mlagen build --cache` leaves them in the package's folder, as kernels-ARCHITECTURE-tritonVERSION-KEY.tar.xz, where
-    KEY stands for the very files of a Triton. An archive for another Triton is ignored.
-    """
-    folder, known = pathlib.Path(__file__).parent, None
-    for archive in folder.glob(f"kernels-{name}-*.tar.xz"):
-        known = known or hashlib.sha256(_internals.triton_key().encode()).hexdigest()[:16]
-        if archive.name.endswith(f"-{known}.tar.xz"):
-            with tarfile.open(archive) as tar:
-                _unpack(tar, pathlib.Path(triton.knobs.cache.dir))
-
-
-def _unpack(tar: tarfile.TarFile, folder: pathlib.Path) -> None:
-    """Adds an archive's entries to a cache of Triton's; those that are there are left as they are."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        for member in tar:
-            entry, name = pathlib.PurePosixPath(member.name).parts
-            if (folder / entry).exists():
-                continue
-            data = tar.extractfile(member).read()  # type: ignore[union-attr]
-            if name.startswith("__grp__"):  # names the entry's files, which Triton takes by their paths
-                paths = {one: str(folder / entry / one) for one in json.loads(data)}
-                data = json.dumps({"child_paths": paths}).encode()
-            path = pathlib.Path(temporary, entry, name)
-            path.parent.mkdir(exist_ok=True)
-            path.write_bytes(data)
-        for unpacked in pathlib.Path(temporary).iterdir():
-            with contextlib.suppress(OSError):  # another process was first
-                unpacked.rename(folder / unpacked.name)
-
-
-@contextlib.contextmanager
-def taking_turns(name: str) -> Iterator[None]:
-    """Inside, one process compiles this package's kernels for an architecture; others wait and find them in the cache.
-
-    The lock is a file in Triton's cache folder. The system frees it when a process ends, however it ends: then those
-    that wait go on together. Where no file can be locked there, nothing is waited for.
-    """
-    folder = pathlib.Path(triton.knobs.cache.dir)
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(ImportError, OSError):  # no fcntl, a folder that is read-only, or one without locks
-            folder.mkdir(parents=True, exist_ok=True)
-            path = folder / f".{__package__.rpartition('.')[2]}-{name}.lock"
-            _take_turn(stack.enter_context(path.open("a")), path)
-        yield
-
-
-def _take_turn(file: IO[str], path: pathlib.Path) -> None:
-    """Locks a file for this process, or, if another one has it, for all that wait until that one is done."""
-    fcntl = importlib.import_module("fcntl")
-    with contextlib.suppress(BlockingIOError):
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return
-    due = time.monotonic() + WAIT_SECONDS
-    while True:
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return
-        if time.monotonic() >= due:
-            due = float("inf")
-            logging.getLogger(__name__).warning("%s: waiting for a process that compiles; lock: %s", __package__, path)
-        time.sleep(0.05)
-
-
 def compile_all(variants: Iterable[Variant]) -> None:
-    """Compiles variants for the current device, side by side on all cores."""
+    """Compile variants for the current device, in parallel on all cores."""
     with concurrent.futures.ThreadPoolExecutor() as pool, triton.AsyncCompileMode(pool):
         for variant in variants:
             variant.compile()
@@ -358,16 +298,17 @@ def launch(
     pdl_max_programs: int | None = None,
     registers: int | None = None,
 ) -> None:
-    """Launches a kernel on the current device and stream, with the fields of `call` that have its arguments' names.
+    """Launch a kernel on the current device and stream, with the fields of `call` that have its arguments' names.
 
-    Triton's own launch looks at every argument to choose the variant, at several times the cost of the launch. Here the
-    constexprs and which optional tensors are absent settle it, since run-time arguments are not specialised:
-    the first launch compiles, later ones call the compiled kernel's launcher as Triton does, alike in all versions in
-    the range of SUPPORTED. Another Triton's launcher may take other arguments, so there every launch is Triton's own.
+    Triton's own launch inspects every argument to find the variant, which costs several times the launch. Here only the
+    constexprs and the absent tensors select it. The first launch compiles, and later ones call the compiled kernel's
+    launcher. A Triton outside SUPPORTED may have another launcher, so there each launch is Triton's own.
 
-    With `pdl` (programmatic dependent launch) a kernel begins as soon as every program of the one before it allows it
-    or ends, and waits by itself for that kernel's writes. With `pdl_max_programs`, those of up to so many programs do:
-    a last constexpr is whether they do. `registers` are the most that a thread may have, where there is a limit.
+    Args:
+        pdl: programmatic dependent launch. The kernel begins once every program of the previous kernel allows it or
+            ends, and itself waits for that kernel's writes.
+        pdl_max_programs: launches of more programs go without pdl. The kernel has a last constexpr for it.
+        registers: most registers of a thread; None: no limit.
     """
     if pdl_max_programs is not None:
         if pdl and _recorded.get() is not None:
@@ -388,7 +329,7 @@ def launch(
         return
     options: dict[str, Any] = {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": True}
     if pdl:
-        options["launch_pdl"] = True  # which the launcher keeps
+        options["launch_pdl"] = True  # kept by the launcher
     if registers is not None:
         options["maxnreg"] = registers
     recorded = _recorded.get()
@@ -403,22 +344,22 @@ def launch(
 
 
 def _tell(kernel: Any, compiled: Any, programs: int, arguments: tuple[Any, ...], constexprs: tuple[Any, ...]) -> None:
-    """Tells of a launch, if someone notes the call."""
+    """Add a launch to the note, if the call is being recorded."""
     note = _noted.get()
     if note is not None:
         note.launch(compiled, _names_of(kernel.fn), programs, arguments, constexprs)
 
 
 def pdl_max_programs(facts: DeviceFacts) -> int:
-    """Most programs of short kernels that launch so: to begin and to wait costs each program."""
+    """Return the most programs of short kernels with pdl, since its start and wait cost each program."""
     return _facts.PDL_MAX_PROGRAMS * facts.multiprocessors
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def pdl_wait(PDL: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Lets the next kernel begin, and waits for the end of the one before: with PDL a kernel touches no memory earlier.
+    """Let the next kernel begin, and wait for the end of the previous one. With PDL, no memory is accessed before.
 
-    Every program of every such kernel waits, so the end of one is the end of all before it.
+    Every program of every such kernel waits, so when one kernel ends, all before it have ended.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -432,7 +373,7 @@ def check(
     shape: tuple[int | None, ...],
     device: torch.device | None,
 ) -> torch.Size:
-    """Checks an argument and returns its shape; None in `shape` stands for any size, and as `device` for any device.
+    """Check a tensor and return its shape. None in `shape` is any size, and as `device` any device.
 
     Raises:
         TypeError: no tensor, or another dtype.
@@ -443,7 +384,7 @@ def check(
     if tensor.dtype != dtype:
         raise TypeError(f"{name}: got {tensor.dtype}, takes {dtype}")
     got = tensor.shape
-    if got != shape:  # where shape leaves sizes open, or is another
+    if got != shape:  # an open size, or another shape
         fits = len(got) == len(shape)
         for size, want in zip(got, shape, strict=False):
             if want is not None and want != size:
@@ -460,7 +401,7 @@ def check(
 
 
 def number(name: str, value: float) -> float:
-    """`value` as a float. Raises TypeError if it is no number; a tensor is none, since reading it would synchronise."""
+    """Return `value` as a float. Raises TypeError if it is no number. A tensor is none: reading it would synchronise."""
     if type(value) is float:
         return value
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
@@ -469,42 +410,58 @@ def number(name: str, value: float) -> float:
 
 
 def scale(name: str, value: float) -> float:
-    """`value` as the factor of logits. Raises TypeError: no number; ValueError: 0, negative, or not finite in fp32.
+    """Return `value` as a softmax scale. Raises TypeError: no number; ValueError: 0, negative, or not finite in fp32.
 
-    No model has such a factor. Other versions of an interface pass 0 in its place, as FlashAttention 2 does with its
-    dropout_p, and a negative factor prefers the keys that fit least.
+    No model has such a scale. In its place, other versions of an interface pass 0, like FlashAttention 2's dropout_p.
     """
     if type(value) is not float:
         value = number(name, value)
     if LEAST_SCALE <= value <= MOST_SCALE:
         return value
-    raise ValueError(f"{name}: got {value}, takes a factor of logits above 0, from 2**-126 to 2**127")
+    raise ValueError(f"{name}: got {value}, takes a softmax scale from 2**-126 to 2**127")
 
 
 def flag(name: str, value: bool) -> bool:
-    """`value`, a bool. Raises TypeError if it is none: a number or a tensor is another argument of another version."""
+    """Return `value`. Raises TypeError if it is no bool: other versions of an interface pass other arguments there."""
     if value is True or value is False:
         return value
-    raise TypeError(f"{name}: got {type(value).__name__}, takes True or False")
+    raise TypeError(f"{name}: got {said(value)}, takes True or False")
+
+
+def integer(name: str, value: int, least: int, most: int = 0, *, other: str = "") -> int:
+    """Return `value` as an int. Raises TypeError if it is no integer, ValueError if out of range; most=0: no limit."""
+    if type(value) is int and least <= value and (value <= most or not most):
+        return value
+    takes = f"takes {other}an integer from {least} {f'to {most}' if most else 'on'}"
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name}: got {said(value)}, {takes}")
+    if value < least or (most and value > most):
+        raise ValueError(f"{name}: got {value}, {takes}")
+    return int(value)
 
 
 def count(name: str, value: int | None, least: int) -> int:
-    """`value` as an int, 0 for None. Raises TypeError if it is no integer, ValueError if it is below `least`."""
-    if value is None:
-        return 0
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{name}: got {type(value).__name__}, takes None or an integer")
-    if value < least:
-        raise ValueError(f"{name}: got {value}, takes None or at least {least}")
-    return int(value)
+    """Return `value` as an int, 0 for None. Raises TypeError if it is no integer, ValueError if it is below `least`."""
+    return 0 if value is None else integer(name, value, least, other="None or ")
+
+
+def one_of(name: str, value: Any, *allowed: Any, why: str = "") -> None:
+    """Raise ValueError if `value` is not one of the allowed values."""
+    if not isinstance(value, SCALARS) or value not in allowed:
+        raise ValueError(f"{name}: got {said(value)}, takes {' or '.join(map(repr, allowed))}{why}")
+
+
+def said(value: Any) -> str:
+    """Return the text of a value in an error: tensors and other objects by their type, in one line."""
+    return repr(value) if isinstance(value, SCALARS) else type(value).__name__
 
 
 @functools.lru_cache(maxsize=4096)
 def divider(divisor: int) -> tuple[int, int]:
-    """(multiplier, shift) so that n // divisor == (2 * n * multiplier >> 32) >> shift for 0 <= n < 2**31.
+    """Return (multiplier, shift) so that n // divisor == (2 * n * multiplier >> 32) >> shift for 0 <= n < 2**31.
 
-    multiplier is 2**(31 + shift) / divisor, rounded up, as the int32 of the same bits: its excess adds less than
-    n / 2**31 < 1 to the dividend. 0, which divides nothing, counts as 1.
+    multiplier is 2**(31 + shift) / divisor, rounded up, as the int32 of the same bits. The rounding adds less than
+    n / 2**31 < 1 to the dividend. A divisor of 0 divides nothing, and counts as 1.
     """
     divisor = max(divisor, 1)
     shift = (divisor - 1).bit_length()
