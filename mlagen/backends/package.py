@@ -29,7 +29,7 @@ from mlagen.plan.family import PORTABLE
 from mlagen.plan.tritons import TRITONS, minors
 from mlagen.spec import spec_digest
 
-RUNTIME = ("_internals", "_launch", "_notes", "_calls")  # modules that every package copies
+RUNTIME = ("_internals", "_launch", "_ahead", "_notes", "_calls")  # modules that every package copies
 INLINE_LENGTH = 70  # columns of a literal on the line of its key
 
 
@@ -138,7 +138,7 @@ def _init(plan: Plan, modules: list[Module], tritons: Sequence[str]) -> Init:
     return Init(
         title=plan.spec.title,
         modules_tuple=_tuple([module for module, _ in exports], "    modules = "),
-        submodules=imported("", sorted(["_launch", *operators, *(module for module, _ in exports)])),
+        submodules=imported("", sorted(["_ahead", "_launch", *operators, *(module for module, _ in exports)])),
         imports=[
             (module, imported(module, sorted(taken, key=_export_order)))
             for module, taken in [("_launch", ["supports"]), *exports]

@@ -26,7 +26,8 @@ INSTALLED = tuple(int(number) for number in re.findall(r"\d+", triton.__version_
 IN_RANGE = SUPPORTED[0] <= INSTALLED <= SUPPORTED[1]
 TRITON = min(max(INSTALLED, SUPPORTED[0]), SUPPORTED[1])  # tables are read for this version
 LEAST_SCALE, MOST_SCALE = 2.0**-126, 2.0**127  # softmax scales: in fp32 not 0 or inf, also times log2(e)
-SCALARS = (numbers.Number, str, type(None), torch.dtype, torch.device)  # values that errors quote
+SCALARS = (numbers.Number, str, type(None), torch.dtype, torch.device)  # errors show their values
+INT32_MAX = (1 << 31) - 1
 
 
 class Forced(NamedTuple):
@@ -265,7 +266,7 @@ def force(**choices: Any) -> contextlib.AbstractContextManager[Any]:
 
 
 def recording() -> contextlib.AbstractContextManager[Any]:
-    """Inside, `launch` does not launch variants that are not compiled yet, but adds them to the dict that this yields."""
+    """Inside, `launch` adds variants that are not compiled yet to the dict that this yields, and launches none."""
     return _set(_recorded, {})
 
 
@@ -380,7 +381,7 @@ def check(
         ValueError: another shape or device, or a last dimension that is not contiguous.
     """
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name}: got {type(tensor).__name__}, takes a tensor")
+        raise TypeError(f"{name}: got {said(tensor)}, takes a tensor")
     if tensor.dtype != dtype:
         raise TypeError(f"{name}: got {tensor.dtype}, takes {dtype}")
     got = tensor.shape
@@ -401,11 +402,11 @@ def check(
 
 
 def number(name: str, value: float) -> float:
-    """Return `value` as a float. Raises TypeError if it is no number. A tensor is none: reading it would synchronise."""
+    """Return `value` as a float. Raises TypeError if it is no number. A tensor is none: a read would synchronise."""
     if type(value) is float:
         return value
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name}: got {type(value).__name__}, takes a number")
+        raise TypeError(f"{name}: got {said(value)}, takes a number")
     return float(value)
 
 
@@ -428,21 +429,22 @@ def flag(name: str, value: bool) -> bool:
     raise TypeError(f"{name}: got {said(value)}, takes True or False")
 
 
-def integer(name: str, value: int, least: int, most: int = 0, *, other: str = "") -> int:
-    """Return `value` as an int. Raises TypeError if it is no integer, ValueError if out of range; most=0: no limit."""
-    if type(value) is int and least <= value and (value <= most or not most):
+def integer(name: str, value: int, least: int, most: int | None = INT32_MAX, *, other: str = "") -> int:
+    """Return `value` as an int. Raises TypeError if it is no integer, ValueError if not from `least` to `most`."""
+    if type(value) is int and least <= value and (most is None or value <= most):
         return value
-    takes = f"takes {other}an integer from {least} {f'to {most}' if most else 'on'}"
+    takes = f"{least} on" if most is None else f"{least} to {most}"
+    takes = f"{least}" if least == most else f"{other}an integer from {takes}"
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{name}: got {said(value)}, {takes}")
-    if value < least or (most and value > most):
-        raise ValueError(f"{name}: got {value}, {takes}")
+        raise TypeError(f"{name}: got {said(value)}, takes {takes}")
+    if value < least or (most is not None and value > most):
+        raise ValueError(f"{name}: got {value}, takes {takes}")
     return int(value)
 
 
 def count(name: str, value: int | None, least: int) -> int:
     """Return `value` as an int, 0 for None. Raises TypeError if it is no integer, ValueError if it is below `least`."""
-    return 0 if value is None else integer(name, value, least, other="None or ")
+    return 0 if value is None else integer(name, value, least, None, other="None or ")
 
 
 def one_of(name: str, value: Any, *allowed: Any, why: str = "") -> None:
@@ -452,8 +454,8 @@ def one_of(name: str, value: Any, *allowed: Any, why: str = "") -> None:
 
 
 def said(value: Any) -> str:
-    """Return the text of a value in an error: tensors and other objects by their type, in one line."""
-    return repr(value) if isinstance(value, SCALARS) else type(value).__name__
+    """Return how errors show a value, in one line: tensors and other objects by their type."""
+    return repr(value) if isinstance(value, SCALARS) else f"a {type(value).__name__.lower()}"
 
 
 @functools.lru_cache(maxsize=4096)

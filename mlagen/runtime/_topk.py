@@ -3,7 +3,6 @@
 import functools
 import importlib
 import itertools
-import numbers
 import operator
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -20,19 +19,6 @@ MOST_K = 4096
 LONG_REGISTERS = 255  # most that a thread can have, ptxas's default before Triton 3.8
 MERGE = "topk_merge"
 SELECTS = ("top_k_per_row_prefill", "top_k_per_row_decode", "persistent_topk", "top_k_page_table_transform")
-
-
-def integer(name: str, value: Any, least: int, most: int) -> int:
-    """Return `value` as an int. Raises TypeError if it is not an integer, ValueError if it is not in [least, most]."""
-    if type(value) is not int:
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-            raise TypeError(f"{name}: got {type(value).__name__}, takes an integer")
-        return integer(name, int(value), least, most)
-    number: int = value
-    if not least <= number <= most:
-        takes = f"{least} to {most}" if most > least else f"{least}"
-        raise ValueError(f"{name}: got {value}, takes {takes}")
-    return number
 
 
 def check_rows(

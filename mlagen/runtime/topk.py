@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import torch
 
 from . import _calls, _launch, _topk
-from ._topk import INT32_VALUES, MOST_COLUMNS, MOST_K, call_of, check_rows, check_vector, integer, variants
+from ._launch import integer
+from ._topk import MOST_COLUMNS, MOST_K, call_of, check_rows, check_vector, variants
 
 __all__ = [
     "persistent_topk",
@@ -134,7 +135,7 @@ def top_k_per_row_decode(
     """
     _, device = _check_logits("logits", logits)
     rows = _check_strides(logits, num_rows, stride0, stride1)
-    next_n = integer("next_n", next_n, 1, INT32_VALUES - 1)
+    next_n = integer("next_n", next_n, 1)
     if rows % next_n:
         raise ValueError(f"next_n: got {next_n}, takes a divisor of num_rows, {rows}")
     if isinstance(seq_lens, torch.Tensor) and seq_lens.dim() == 2:
@@ -182,7 +183,7 @@ def persistent_topk(
     check_vector("lengths", lengths, rows, device, exact=True)
     k = integer("k", k, 1, MOST_K)
     check_rows("indices", indices, torch.int32, rows, k, device)
-    most = integer("max_seq_len", max_seq_len, 0, INT32_VALUES - 1)
+    most = integer("max_seq_len", max_seq_len, 0)
     if scores is not None:
         check_rows("scores", scores, torch.float32, rows, k, device)
     if workspace is not None and not isinstance(workspace, torch.Tensor):
@@ -246,7 +247,7 @@ def top_k_page_table_transform(
     for name, vector in vectors.items():
         if vector is not None:
             check_vector(name, vector, rows, device, exact=True)
-    size = integer("page_size", page_size, 1, INT32_VALUES - 1)
+    size = integer("page_size", page_size, 1)
     if out is None:
         out = _calls.empty(rows, k, dtype=torch.int32, device=device)
     check_rows("out", out, torch.int32, rows, k, device)
