@@ -21,7 +21,7 @@ GROUP = "__grp__"  # Triton's prefix of the file that names an entry's other fil
 
 
 def archive_name(target: str, version: str, triton_key: str) -> str:
-    """Return the name of the archive for a target and a Triton. `_launch.py` finds it by target and key."""
+    """Return the name of the archive for a target and a Triton. `_ahead.py` finds it by target and key."""
     return f"kernels-{target}-triton{version}-{triton_key}.tar.xz"
 
 

@@ -81,7 +81,7 @@ def answer(package_dir: Path, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def triton_key() -> str:
-    """Return a hash of the key of this Triton in its cache, as the generated `_launch.py` computes it."""
+    """Return a hash of the key of this Triton in its cache, as the generated `_ahead.py` computes it."""
     from triton.runtime import cache
 
     return hashlib.sha256(cache.triton_key().encode()).hexdigest()[:16]

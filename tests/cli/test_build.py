@@ -29,6 +29,7 @@ def test_a_build_writes_the_package_and_a_second_changes_nothing(run: Run, works
         *(
             "__init__.py",
             "_facts.py",
+            "_ahead.py",
             "_calls.py",
             "_internals.py",
             "_launch.py",
@@ -226,7 +227,7 @@ def test_json_on_stdout_is_the_whole_of_stdout(run: Run, writer: Path) -> None:
     (built,) = json.loads(run("build", "--no-verify", "--target", "sm80", "--json").stdout)
     assert {row["target"] for row in built["resources"]} == {"sm80"}
     kernels = ["_layout.py", "_tiles.py", "_cache_kernels.py"]
-    runtime = ["_internals.py", "_launch.py", "_notes.py", "_calls.py"]
+    runtime = ["_internals.py", "_launch.py", "_ahead.py", "_notes.py", "_calls.py"]
     names = ["_facts.py", *runtime, *kernels, "cache.py", "_signatures.py", "__init__.py"]
     assert [Path(path).name for path in built["written"]] == names
 

@@ -171,7 +171,7 @@ import pathlib, sys
 from mlagen_vllm_small import small
 folder = pathlib.Path(sys.argv[1])
 small._launch.triton.knobs.cache.dir = str(folder)
-small._launch.take_compiled("sm90")
+small._ahead.take_compiled("sm90")
 variants = {type(one).__name__: one for one in small.variants("sm90")}
 print(len([path for path in folder.glob("*/*.cubin")]), len(small.variants("sm90")))
 """

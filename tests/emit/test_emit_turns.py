@@ -1,4 +1,4 @@
-"""Of several processes that warm a package up, one compiles at a time: `_launch.taking_turns`."""
+"""Of several processes that warm a package up, one compiles at a time: `_ahead.taking_turns`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ targets: [sm90]
 RANK = """
 import logging, sys
 logging.basicConfig(format="%(message)s", stream=sys.stdout)
-from writer import _launch
-_launch.triton.knobs.cache.dir, _launch.WAIT_SECONDS = sys.argv[1], 0.0
-with _launch.taking_turns("sm90"):
+from writer import _ahead
+_ahead.triton.knobs.cache.dir, _ahead.WAIT_SECONDS = sys.argv[1], 0.0
+with _ahead.taking_turns("sm90"):
     print("in", flush=True)
     sys.stdin.readline()
 print("out", flush=True)
@@ -127,5 +127,5 @@ def test_without_file_locks_nothing_waits(site: Path, tmp_path: Path, which: str
 
 def test_warmup_takes_its_turn_before_it_compiles(site: Path) -> None:
     text = (site / "writer" / "__init__.py").read_text()
-    turn = text.index("with _launch.taking_turns(name):\n")
-    assert turn < text.index("    _launch.take_compiled(name)\n") < text.index("    _launch.compile_all(")
+    turn = text.index("with _ahead.taking_turns(name):\n")
+    assert turn < text.index("    _ahead.take_compiled(name)\n") < text.index("    _launch.compile_all(")

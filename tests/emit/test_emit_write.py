@@ -18,7 +18,7 @@ from mlagen.errors import DriftError
 from mlagen.plan import make_plan
 
 NAMES = [
-    *("_facts.py", "_internals.py", "_launch.py", "_notes.py", "_calls.py"),
+    *("_facts.py", "_internals.py", "_launch.py", "_ahead.py", "_notes.py", "_calls.py"),
     *("_layout.py", "_tiles.py", "_cache_kernels.py", "_splits.py"),
     *("_sparse_fwd_kernels.py", "_sparse_fwd_sm90.py", "_sparse_fwd_sm90_swap_ab.py"),
     *("cache.py", "sparse_fwd.py", "_signatures.py", "__init__.py"),

@@ -27,7 +27,7 @@ CONDITION = re.compile(r"\{%-?\+?\s*(?:if|elif|else|for)\b|\{\{(?:(?!\}\}).)*?\s
 
 # Larger files and functions, with their figures today. A change that makes one smaller lowers its number here.
 LARGER: dict[str, dict[str, int]] = {
-    "Python file": {"mlagen/runtime/_launch.py": 512},
+    "Python file": {},
     "function": {
         "tests/generated/alone.py arguments": 113,
     },
