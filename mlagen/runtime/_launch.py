@@ -455,6 +455,8 @@ def one_of(name: str, value: Any, *allowed: Any, why: str = "") -> None:
 
 def said(value: Any) -> str:
     """Return how errors show a value, in one line: tensors and other objects by their type."""
+    if isinstance(value, (tuple, list)) and 0 < len(value) < 4:
+        return f"({', '.join(map(said, value))})"
     return repr(value) if isinstance(value, SCALARS) else f"a {type(value).__name__.lower()}"
 
 
