@@ -1,4 +1,4 @@
-"""Top-k kernels: `topk.py` describes and launches them."""
+"""Top-k kernels. `topk.py` documents the functions that launch them."""
 
 from typing import NamedTuple
 
@@ -7,16 +7,18 @@ import triton.language as tl
 
 from . import _launch
 
-# Keys are unsigned and ordered as the scores are, +0 and -0 alike; NaN and -inf have key 0, which is never picked.
-LAST_KEY = tl.constexpr(0xFF000000)  # of +inf
+# Keys are unsigned, in the order of the scores. +0 and -0 have the same key. NaN and -inf have key 0, which is never
+# picked.
+LAST_KEY = tl.constexpr(0xFF000000)  # key of +inf
 BEYOND = tl.constexpr(0xFFFFFFFF)  # larger than any key
-COLUMNS = tl.constexpr(128)  # of a tile [REPS, SPANS, COLUMNS]; a span, REPS * COLUMNS in order, is a warp's
-MARGIN = tl.constexpr(4.0)  # a sample's threshold may miss by this many standard deviations
+# Columns of a tile [REPS, SPANS, COLUMNS]. Each warp has a span: REPS * COLUMNS consecutive columns.
+COLUMNS = tl.constexpr(128)
+MARGIN = tl.constexpr(4.0)  # standard deviations between the expected rank in a sample and the rank that is used
 
 
 @triton.jit
 def _key(score):
-    """fp32 scores as ordered keys: a negative one's counts down from zero's."""
+    """Return the ordered keys of fp32 scores. Keys of negative scores count down from that of zero."""
     bits = score.to(tl.uint32, bitcast=True)
     key = tl.where(bits >= 0x80000000, 0 - bits, bits + 0x80000000) - 0x00800000
     return tl.where(key <= LAST_KEY, key, 0)
@@ -24,50 +26,52 @@ def _key(score):
 
 @triton.jit
 def _score(key):
-    """The score of a key; of key 0 it is -inf."""
+    """Return the score of a key; -inf for key 0."""
     ordered = key + 0x00800000
     return tl.where(ordered >= 0x80000000, ordered - 0x80000000, 0 - ordered).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _columns(begin, REPS: tl.constexpr, SPANS: tl.constexpr):
-    """Columns of a tile from `begin` on, [REPS, SPANS, COLUMNS]."""
+    """Return the columns of a tile that starts at `begin`. [REPS, SPANS, COLUMNS]"""
     first = begin + tl.arange(0, SPANS)[:, None] * (REPS * COLUMNS) + tl.arange(0, COLUMNS)[None, :]
     return first[None, :, :] + tl.arange(0, REPS)[:, None, None] * COLUMNS
 
 
 @triton.jit
 def _count(flags):
-    """How many are set of a tile."""
+    """Return the number of set flags of a tile."""
     return tl.sum(tl.reshape(flags.to(tl.int32), [flags.numel], can_reorder=True), 0)
 
 
 @triton.jit
 def _least(keys, flags):
-    """The least of a tile's keys that are flagged; BEYOND where none is."""
+    """Return the least flagged key of a tile; BEYOND if there is none."""
     return tl.min(tl.reshape(tl.where(flags, keys, BEYOND), [keys.numel], can_reorder=True), 0)
 
 
 @triton.jit
 def _most(keys, flags):
-    """The largest of a tile's keys that are flagged; 0 where none is."""
+    """Return the largest flagged key of a tile; 0 if there is none."""
     return tl.max(tl.reshape(tl.where(flags, keys, 0), [keys.numel], can_reorder=True), 0)
 
 
 @triton.jit
 def _inside(key, low, high):
-    """A key between two that are apart by more than one; their middle where it is none."""
+    """Return a key between low and high, which differ by more than 1: `key`, clamped, or their middle if it is 0."""
     middle = low + ((high - low) >> 1)
     return tl.where(key == 0, middle, tl.minimum(tl.maximum(key, low + 1), high - 1))
 
 
 @triton.jit
 def _search(keys, floor, k, slack):
-    """(low, high, above, passing): keys from high on, `above` < k of them, and low <= key < high as far as k reaches.
+    """Return (low, high, above, passing): the k largest are the keys from high on, and then keys in [low, high).
 
-    Keys up to floor are left out; `passing` are above it. Where there are more than k, those from low on are k to
-    k + slack, or all in [low, high) are equal. Two guesses a step: where the counts at both ends point to, and the
-    middle of the scores; of the keys after two steps that left most of them.
+    `above` keys, fewer than k, are in [high, BEYOND). `passing` keys are above floor; other keys are ignored. If more
+    than k pass, either k to k + slack of them are in [low, BEYOND), or all keys in [low, high) are equal.
+
+    Each step tries two thresholds: one interpolated from the counts at both ends, and the middle of the scores. After
+    two steps that kept most of the keys, it is the middle of the keys.
     """
     low, high = floor + 1, tl.full([], BEYOND, tl.uint32)
     passing = _count(keys >= low)
@@ -89,7 +93,7 @@ def _search(keys, floor, k, slack):
         high = tl.where(count_first < k, first, tl.where(count_second < k, second, high))
         above = tl.where(count_first < k, count_first, tl.where(count_second < k, count_second, above))
         left = count_low - above
-        if left == between:  # only keys beyond the interval's own were cut off: it ends at keys that are there
+        if left == between:  # no key was excluded: shrink the interval to its least and largest key
             low, high = _least(keys, keys >= low), _most(keys, keys < high) + 1
         stalls = tl.where((2 * left > between) & (stalls < 3), stalls + 1, 0)
     return low, high, above, passing
@@ -97,13 +101,13 @@ def _search(keys, floor, k, slack):
 
 @triton.jit
 def _flags(keys, low, high):
-    """Keys from high on in the lower half of 32 bits, those of [low, high) in the upper one: one sum counts both."""
+    """Return flags. The lower 16 bits of their sum count keys from high on, the upper ones keys in [low, high)."""
     return (keys >= high).to(tl.int32) + (((keys >= low) & (keys < high)).to(tl.int32) << 16)
 
 
 @triton.jit
 def _span_starts(keys, low, high, SPANS: tl.constexpr):
-    """(starts, total) of a tile's flags: those in the spans before each, [SPANS], and in all."""
+    """Return (starts, total): the sum of a tile's flags in the spans before each span, [SPANS], and in all spans."""
     counts = tl.sum(tl.sum(_flags(keys, low, high), 2), 0)
     span = tl.arange(0, SPANS)
     return tl.sum(tl.where(span[:, None] < span[None, :], counts[:, None], 0), 0), tl.sum(counts, 0)
@@ -111,12 +115,12 @@ def _span_starts(keys, low, high, SPANS: tl.constexpr):
 
 @triton.jit
 def _number(flags, wanted):
-    """How many are picked: all from high on, and the first `wanted` of those below."""
+    """Return the number of picked keys: all from high on, and the first `wanted` of the keys in [low, high)."""
     return (flags & 0xFFFF) + tl.minimum((flags >> 16) & 0xFFFF, wanted)
 
 
 class Row(NamedTuple):
-    """Scores [first, end) at an address."""
+    """A row: scores [first, end) at an address."""
 
     scores_ptr: tl.tensor
     first: tl.tensor
@@ -124,7 +128,7 @@ class Row(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """Where a row's results go: indices, and scores and the indices before their pages where they are asked for."""
+    """Memory for the results of a row: indices; scores, and indices before the page table, if requested."""
 
     out_ptr: tl.tensor
     scores_ptr: tl.tensor
@@ -134,7 +138,7 @@ class Outputs(NamedTuple):
 
 
 class Pages(NamedTuple):
-    """Pages that indices are mapped through, where a call has any: a row's of the table; the last that int32 holds."""
+    """The page table of a row, if the call has one. Slots of pages up to `limit` fit int32."""
 
     table_ptr: tl.tensor
     num_pages: tl.tensor
@@ -149,7 +153,7 @@ class Pages(NamedTuple):
 def _row(
     logits_ptr, starts_ptr, lens_ptr, number, num_columns, next_n, has_starts, lens_are_ends, logits_stride
 ):  # fmt: skip
-    """A row's scores, by its number."""
+    """Return the scores of a row, by its number."""
     length = tl.maximum(tl.load(lens_ptr + number // next_n), 0) - next_n + number % next_n + 1
     first = tl.load(starts_ptr + number, mask=has_starts != 0, other=0)
     first = tl.minimum(tl.maximum(first, 0), num_columns)
@@ -162,7 +166,7 @@ def _pages(
     page_table_ptr, row_to_batch_ptr, page_starts_ptr, number, has_pages, has_batches, has_page_starts,
     num_batches, num_pages, page_size, page_limit, page_multiplier, page_shift, page_table_stride,
 ):  # fmt: skip
-    """A row's pages, by its number."""
+    """Return the pages of a row, by its number."""
     batch = tl.load(row_to_batch_ptr + number, mask=has_batches != 0, other=number)
     known = (batch >= 0) & (batch < num_batches)
     page_start = tl.load(page_starts_ptr + number, mask=has_page_starts != 0, other=0)
@@ -175,7 +179,7 @@ def _pages(
 
 @triton.jit
 def _masked_keys(row, columns, pointers, GROUP: tl.constexpr):
-    """Keys of columns in whole, aligned groups; 0 outside the row. The row's last group is there whole."""
+    """Return the keys of columns in aligned groups; 0 outside the row. Memory has the whole last group of a row."""
     limit = (row.end + GROUP - 1) // GROUP * GROUP
     scores = tl.load(pointers, mask=columns < limit, other=float("-inf")).to(tl.float32)
     return tl.where((columns >= row.first) & (columns < row.end), _key(scores), 0)
@@ -183,7 +187,7 @@ def _masked_keys(row, columns, pointers, GROUP: tl.constexpr):
 
 @triton.jit
 def _load_keys(row, begin, GROUP: tl.constexpr, REPS: tl.constexpr, SPANS: tl.constexpr):
-    """Keys of a tile from a group's column on."""
+    """Return the keys of a tile. It starts at the group that contains column `begin`."""
     columns = _columns(begin // GROUP * GROUP, REPS, SPANS)
     ALIGNMENT: tl.constexpr = 16 if GROUP > 1 else 1
     pointers = tl.multiple_of(row.scores_ptr + columns, [1, 1, ALIGNMENT])
@@ -192,7 +196,10 @@ def _load_keys(row, begin, GROUP: tl.constexpr, REPS: tl.constexpr, SPANS: tl.co
 
 @triton.jit
 def _sample_floor(row, k, SAMPLE: tl.constexpr):
-    """A key that more than k of a row's are likely above, by 8 neighbouring columns of every so many; 0: any."""
+    """Return a key that probably more than k keys of the row exceed, from a sample; 0: no limit.
+
+    The sample consists of runs of 8 adjacent columns at equal distances.
+    """
     length = row.end - row.first
     drawn = tl.arange(0, SAMPLE)
     columns = row.first + drawn // 8 * (length // (SAMPLE // 8)) + drawn % 8
@@ -205,9 +212,9 @@ def _sample_floor(row, k, SAMPLE: tl.constexpr):
 
 @triton.jit
 def _picked(row, begin, rep, starts, low, high, wanted, GROUP: tl.constexpr, REPS: tl.constexpr, SPANS: tl.constexpr):
-    """(column, key, picked, place, flags) of a tile's rep, [SPANS, COLUMNS], and its flags of each span.
+    """Return (column, key, picked, place, flags) of one rep of a tile, [SPANS, COLUMNS], and the sum of flags per span.
 
-    Spans stand in order, and so do a span's reps: `starts` has the flags before each.
+    Spans are in the order of columns, and so are the reps of a span. `starts` has the sum of the flags before each.
     """
     places = (tl.arange(0, SPANS)[:, None] * REPS + rep) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     columns = begin // GROUP * GROUP + places
@@ -225,7 +232,7 @@ def _append(
     row, begin, source_ids_ptr, scores_ptr, ids_ptr, starts, low, high, wanted,
     HAS_IDS: tl.constexpr, GROUP: tl.constexpr, REPS: tl.constexpr, SPANS: tl.constexpr,
 ):  # fmt: skip
-    """Writes a tile's picked scores and their columns, or the ids that stand in their places, in order."""
+    """Write the picked scores of a tile and their columns, or with HAS_IDS the ids of these columns, in order."""
     for rep in range(REPS):
         columns, keys, picked, place, flags = _picked(
             row, begin, rep, starts, low, high, wanted, GROUP, REPS, SPANS
@@ -241,9 +248,12 @@ def _append(
 def _cut(
     buffer_ptr, ids_ptr, count, offset, floor, k, GROUP: tl.constexpr, REPS: tl.constexpr, SPANS: tl.constexpr
 ):  # fmt: skip
-    """(number, floor): the k largest of a row's candidates go to the other half; later ones have to exceed `floor`."""
+    """Copy the k largest candidates of a row to the other half of the buffer.
+
+    Return (number, floor): their number, and the key that later candidates must exceed.
+    """
     BLOCK: tl.constexpr = REPS * SPANS * COLUMNS
-    tl.debug_barrier()  # other warps' writes are read
+    tl.debug_barrier()  # the writes of other warps are read
     kept = Row(buffer_ptr + offset, count * 0, count)
     keys = _load_keys(kept, 0, GROUP, REPS, SPANS)
     low, high, above, passing = _search(keys, floor, k, 0)
@@ -260,10 +270,11 @@ def _cut(
 def _collect(
     row, buffer_ptr, ids_ptr, floor, k, GROUP: tl.constexpr, REPS: tl.constexpr, SPANS: tl.constexpr
 ):  # fmt: skip
-    """(offset, number): a row's candidates, in order: keys above floor that no k others exceed or come before.
+    """Collect the candidates of a row in the buffer, in order. Return (offset, number) of them.
 
-    They fill half of the buffer at most, which is a tile, and come by half a tile, which k does not exceed: where the
-    next ones would not fit, the k largest of those so far are kept.
+    Candidates are keys above floor that may be among the k largest. They use one half of the buffer, which holds a
+    tile. The row is read by half tiles, and k is at most half a tile. If the next candidates do not fit, the k largest
+    so far are moved to the other half.
     """
     BLOCK: tl.constexpr = REPS * SPANS * COLUMNS
     count, offset = 0, 0
@@ -280,13 +291,13 @@ def _collect(
                 False, GROUP, REPS // 2, SPANS,
             )  # fmt: skip
             count += passing & 0xFFFF
-    tl.debug_barrier()  # other warps' writes are read
+    tl.debug_barrier()  # the writes of other warps are read
     return offset, count
 
 
 @triton.jit
 def _write(outputs, pages, place, index, keys, picked):
-    """A row's picked indices, each at its place."""
+    """Write the picked indices of a row to their places."""
     slot = index
     if pages.given != 0:
         quotient = tl.umulhi(2 * index.to(tl.uint32), pages.multiplier.to(tl.uint32, bitcast=True))
@@ -304,7 +315,7 @@ def _write(outputs, pages, place, index, keys, picked):
 
 @triton.jit
 def _fill(outputs, number, k):
-    """-1, and as score -inf, behind a row's picked indices."""
+    """Write -1, and -inf as score, after the picked indices of a row."""
     for start in range(number, k, COLUMNS):
         columns = start + tl.arange(0, COLUMNS)
         tl.store(outputs.out_ptr + columns, -1, mask=columns < k)  # [COLUMNS]
@@ -326,12 +337,12 @@ def _topk_kernel(
     ITEMSIZE: tl.constexpr, ALIGNMENT: tl.constexpr, IS_LONG: tl.constexpr, REPS: tl.constexpr, SPANS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """The k largest of each row, exact and in ascending order of columns; of equals the first.
+    """Select the k largest of each row, exactly, in ascending order of columns. Among equals, select the first.
 
-    Grid: (programs,), each for every so many rows. logits f32, or bf16 where ITEMSIZE is 2, [num_rows, num_columns];
-    lens i32 [num_rows / next_n]; starts, row_to_batch, page_starts i32 [num_rows] and page_table i32
-    [num_batches, any] where their flags say so; out, scores, raw [num_rows, k]; candidates, of logits' dtype, and
-    candidate_ids i32 [programs, 2, BLOCK], for rows longer than a tile. Where a flag is 0, its tensor is not touched.
+    Grid: (programs,). A program takes every `programs`-th row. logits is f32, or bf16 if ITEMSIZE is 2, [num_rows,
+    num_columns]. lens is i32 [num_rows / next_n]; starts, row_to_batch and page_starts are i32 [num_rows]; page_table
+    is i32 [num_batches, any]; out, scores and raw are [num_rows, k]. Rows longer than a tile use candidates, of the
+    dtype of logits, and candidate_ids, i32, both [programs, 2, BLOCK]. If a flag is 0, its tensor is not accessed.
     """
     BLOCK: tl.constexpr = REPS * SPANS * COLUMNS
     GROUP: tl.constexpr = max(ALIGNMENT // ITEMSIZE, 1)
@@ -340,7 +351,7 @@ def _topk_kernel(
     buffer_ptr = candidates_ptr + program.to(tl.int64) * 2 * BLOCK
     ids_ptr = candidate_ids_ptr + program.to(tl.int64) * 2 * BLOCK
     for turn in range(program, num_rows, programs):
-        number = turn + program * 0  # a tensor in the interpreter too
+        number = turn + program * 0  # also a tensor in the interpreter
         row = _row(
             logits_ptr, starts_ptr, lens_ptr, number, num_columns, next_n, has_starts, lens_are_ends, logits_stride
         )  # fmt: skip
@@ -352,7 +363,7 @@ def _topk_kernel(
             count, remains = 0, True
             while remains:
                 offset, count = _collect(row, buffer_ptr, ids_ptr, floor, k, GROUP, REPS, SPANS)
-                remains = (count < k) & (floor > 0)  # the sample was not like the row
+                remains = (count < k) & (floor > 0)  # the sample did not represent the row
                 floor = floor * 0
             begin, chosen = 0, Row(buffer_ptr + offset, count * 0, count)
         keys = _load_keys(chosen, begin, GROUP, REPS, SPANS)
@@ -378,7 +389,7 @@ def _topk_kernel(
             starts += flags
         _fill(outputs, _number(total, k - above), k)
         if IS_LONG:
-            tl.debug_barrier()  # candidates are read before the next row's overwrite them
+            tl.debug_barrier()  # read all candidates before those of the next row overwrite them
 
 
 @_launch.kernel
@@ -387,11 +398,11 @@ def _merge_kernel(
     scores_stride: tl.int64, ids_stride: tl.int64, out_stride: tl.int64, out_scores_stride: tl.int64,
     REPS: tl.constexpr, SPANS: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The k largest of each group of a row's candidates, in ascending order of ids; of equals those of smaller ids.
+    """Select the k largest of each group of candidates, in ascending order of ids. Among equals, select smaller ids.
 
-    Grid: (num_rows * num_groups,). scores f32, ids i32 [num_rows, num_columns]; a group has group_columns of them, a
-    tile at most; out i32, out_scores f32 [num_rows, num_groups * k]; each program writes k columns of them, at most
-    BLOCK_K, first unordered. out_scores is untouched where gives_scores is 0.
+    Grid: (num_rows * num_groups,). scores is f32, and ids is i32, [num_rows, num_columns]. A group has group_columns of
+    these columns, at most a tile. out is i32, and out_scores is f32, [num_rows, num_groups * k]. Each program writes
+    its k columns, at most BLOCK_K, first unordered. If gives_scores is 0, out_scores is not accessed.
     """
     program = tl.program_id(0)
     _launch.pdl_wait(PDL)
@@ -405,7 +416,7 @@ def _merge_kernel(
     keys = _key(scores)
     nothing = tl.zeros([], tl.uint32)
     low, high, above, _ = _search(keys, nothing, k, 0)
-    # Among equals the smaller id has the larger key.
+    # Among equal scores, the smaller id has the larger key.
     order = tl.where((keys >= low) & (keys < high), 0x80000000 - ids.to(tl.uint32, bitcast=True), 0)
     least, _, _, _ = _search(order, nothing, k - above, 0)
     chosen = ((keys >= high) | (order >= least)).to(tl.uint32)
@@ -425,7 +436,7 @@ def _merge_kernel(
     taken = tl.load(scores_row + ranks, mask=(ranks < number) & (gives_scores != 0), other=float("-inf"))  # [BLOCK_K]
     pairs = (found.to(tl.int64) << 32) | taken.to(tl.uint32, bitcast=True).to(tl.int64)
     pairs = tl.sort(pairs)
-    tl.debug_barrier()  # all are read before any is overwritten
+    tl.debug_barrier()  # read all before any is overwritten
     tl.store(out_row + ranks, tl.where(ranks < number, (pairs >> 32).to(tl.int32), -1), mask=ranks < k)  # [BLOCK_K]
     if gives_scores != 0:
         taken = (pairs & 0xFFFFFFFF).to(tl.uint32).to(tl.float32, bitcast=True)

@@ -102,7 +102,7 @@ def test_wrappers_refuse_a_wrong_argument_before_any_launch(package, refusals):
         argument = FIRST_ARGUMENT[name]
         assert device == "device: got cpu, takes a CUDA or ROCm device"
         assert dtype == device or dtype.startswith(f"{argument}: got torch.float64, takes torch.")
-        assert absent in (device, f"{argument}: got NoneType, takes a tensor")
+        assert absent in (device, f"{argument}: got None, takes a tensor")
 
 
 @pytest.mark.skipif(not BARE_INTERPRETER, reason="this Triton's interpreter needs mending")

@@ -32,7 +32,7 @@ def test_the_answers_are_those_that_people_ask_for() -> None:
     assert [supports(gpu) for gpu in asked] == ["sm100", "sm120", "sm86", None, None, "gfx942"]
 
 
-@pytest.mark.parametrize("gpu", ["cuda", "sm_90", "sm90a", "gfx942:xnack-", "", torch.device("cpu")], ids=str)
+@pytest.mark.parametrize("gpu", ["cuda:99", "sm_90", "sm90a", "gfx942:xnack-", "", torch.device("cpu")], ids=str)
 def test_a_device_that_is_no_gpu_is_a_value_error(gpu: object) -> None:
     with pytest.raises(ValueError, match="takes a"):
         load_package(PACKAGES[0]).root.supports(gpu)

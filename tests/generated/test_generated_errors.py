@@ -1,0 +1,127 @@
+"""Wrong arguments of a package's functions: one line that names the argument, its value and the allowed ones."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from checked_in import package_of
+from valid_calls import calls_of
+
+from mlagen.bench import load_package
+
+FAMILIES = ("dsv3", "dsv32", "dsv32_fp8", "dsv4_flash", "dsv41", "glm53", "dsv3_prefill")
+ONE_LINE = r"[\w\[\] *]+: got [^\n]+, takes [^\n]+"
+SIZES = {
+    "workspace_size": {"tokens": 4, "num_heads": 16, "topk": 64},
+    "kvcache_workspace_size": {"requests": 4, "s_q": 1, "num_heads": 16, "topk": 64},
+    "dense_workspace_size": {"requests": 4, "s_q": 1, "num_heads": 16, "max_keys": 64},
+}
+NO_GPU = "takes a CUDA or ROCm device"
+ABSENT = "takes a GPU that torch finds: "
+GPU = r"takes a device, a name such as 'sm103' or 'gfx942', or a compute capability such as \(10, 3\)"
+# Arguments that name no GPU, with the value in the error and the rest of it.
+DEVICES = {
+    "None": (None, "None", NO_GPU),
+    "a CPU": ("cpu", "cpu", NO_GPU),
+    "a device of a CPU": (torch.device("cpu"), "cpu", NO_GPU),
+    "an unknown name": ("h100", "'h100'", NO_GPU),
+    "an object": (object(), "a object", NO_GPU),
+    "a GPU that is not there": ("cuda:99", "cuda:99", ABSENT),
+    "a device that is not there": (torch.device("cuda", 99), "cuda:99", ABSENT),
+}
+SUPPORTED = {
+    "None": (None, "None", GPU),
+    "a CPU": ("cpu", "'cpu'", GPU),
+    "a device of a CPU": (torch.device("cpu"), "cpu", NO_GPU),
+    "a marketing name": ("h100", "'h100'", GPU),
+    "half a capability": ((9,), r"\(9\)", GPU),
+    "a GPU that is not there": ("cuda:99", "cuda:99", ABSENT),
+}
+WRONG_SIZES = (None, "4", 2.5, -1, 1 << 40, True, torch.ones(2))
+WRONG = (None, "text", object(), [1, 2], (), (None, None), 2.5, -1, 1 << 40, True, torch.ones(2, 3), torch.float16)
+
+
+def root_of(name: str) -> ModuleType:
+    root: ModuleType = load_package(package_of(name)).root
+    return root
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
+@pytest.mark.parametrize(("name", "function"), [("dsv32", "workspace_size"), ("dsv3", "dense_workspace_size")])
+def test_a_workspace_is_of_a_gpu(name: str, function: str, device: tuple[Any, str, str]) -> None:
+    given, got, takes = device
+    with pytest.raises((TypeError, ValueError), match=rf"^device: got {got}, {takes}"):
+        getattr(root_of(name), function)(given, **SIZES[function])
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
+def test_warmup_is_of_a_gpu(device: tuple[Any, str, str]) -> None:
+    given, got, takes = device
+    with pytest.raises((TypeError, ValueError), match=rf"^device: got {got}, {takes}"):
+        root_of("dsv32").warmup(given)
+
+
+@pytest.mark.parametrize("gpu", SUPPORTED.values(), ids=SUPPORTED)
+def test_supports_lists_what_it_takes(gpu: tuple[Any, str, str]) -> None:
+    given, got, takes = gpu
+    with pytest.raises((TypeError, ValueError), match=rf"^gpu: got {got}, {takes}"):
+        root_of("dsv32").supports(given)
+
+
+@pytest.mark.parametrize("target", [None, "sm70", "h100", ["sm90"], torch.device("cpu"), torch.ones(2)], ids=str)
+def test_variants_lists_the_targets(target: object) -> None:
+    with pytest.raises(ValueError, match=r"^target: got .*, takes 'sm80' or 'sm86' or .* or 'gfx950'$"):
+        root_of("dsv32").variants(target)
+
+
+@pytest.mark.parametrize("name", ["dsv32", "dsv32_fp8", "dsv4_flash", "dsv3"])
+def test_sizes_of_a_workspace_are_counts(name: str) -> None:
+    root = root_of(name)
+    for function in filter(lambda one: hasattr(root, one), SIZES):
+        size_of, sizes = getattr(root, function), SIZES[function]
+        with root._launch.planned_for(root._launch.facts_of("sm90")):
+            size_of("cuda", **sizes)
+            for argument, wrong in ((one, wrong) for one in sizes for wrong in WRONG_SIZES):
+                with pytest.raises((TypeError, ValueError), match=rf"^{argument}: got .*, takes an integer from 0 to "):
+                    size_of("cuda", **sizes | {argument: wrong})
+            with pytest.raises(TypeError, match="^enable_batch_invariant: got 1, takes True or False"):
+                size_of("cuda", **sizes, enable_batch_invariant=1)
+
+
+def wrong_values(valid: Any) -> Iterator[Any]:
+    """Values of another type than an argument's, and of a tensor other shapes and dtypes."""
+    yield from WRONG
+    if isinstance(valid, torch.Tensor):
+        yield from (valid.double(), valid.to("meta"), valid[None], valid[..., None])
+        if valid.dim():
+            yield from (valid[0:0], valid[:-1], torch.cat([valid, valid[:1]]), valid[..., :0])
+    if isinstance(valid, tuple):
+        for index, member in enumerate(valid):
+            yield from ((*valid[:index], wrong, *valid[index + 1 :]) for wrong in wrong_values(member))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_wrapper_takes_a_value_or_refuses_it_in_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, refused = root_of(name), 0
+    monkeypatch.setattr(root._launch, "launch", lambda *_, **__: None)
+    with root._launch.planned_for(root._launch.facts_of("sm90")):
+        for wrapper, call in calls_of(root):
+            parameters = inspect.signature(getattr(root, wrapper)).parameters
+            for argument, parameter in parameters.items():
+                for value in wrong_values(call.get(argument, parameter.default)):
+                    changed = call | {argument: value}
+                    if "tile_scheduler_metadata" in call and argument != "tile_scheduler_metadata":
+                        changed["tile_scheduler_metadata"] = root.get_mla_metadata()[0]
+                    try:
+                        getattr(root, wrapper)(**changed)
+                    except Exception as error:  # any type: only two are right
+                        assert isinstance(error, TypeError | ValueError), (wrapper, argument, error)
+                        assert re.fullmatch(ONE_LINE, str(error)), (wrapper, argument, error)
+                        refused += 1
+    assert refused > 100
