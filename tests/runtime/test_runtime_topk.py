@@ -75,8 +75,8 @@ def test_variants_are_those_of_the_packages_wrappers(
 )
 def test_an_integer_out_of_range_is_refused(value: object, error: type[Exception]) -> None:
     with pytest.raises(error, match="k: got"):
-        _topk.integer("k", value, 1, 4)
-    assert _topk.integer("k", 4, 1, 4) == 4
+        _launch.integer("k", value, 1, 4)
+    assert _launch.integer("k", 4, 1, 4) == 4
 
 
 def test_rows_are_read_in_groups_where_memory_allows() -> None:
