@@ -57,8 +57,8 @@ ANY_LAYOUT = (
     ),
     _cache(
         "no token is gathered where none is expected",
-        'max(_integer("max_gather_len", max_gather_len, 0), 1)',
-        '_integer("max_gather_len", max_gather_len, 0)',
+        'max(_launch.count("max_gather_len", max_gather_len, 0), 1)',
+        '_launch.count("max_gather_len", max_gather_len, 0)',
         "gather: max_gather_len 0 *",
     ),
     _cache(
@@ -67,11 +67,11 @@ ANY_LAYOUT = (
         '"max_tokens": tokens}',
         "gather: max_gather_len *",
     ),
-    _cache("another kind of e4m3 is taken", "if use_fnuz is not", "if False and use_fnuz is not", "refuses: use_fnuz*"),
+    _cache("another kind of e4m3 is taken", ", use_fnuz, ", ", use_fnuz, use_fnuz, ", "refuses: use_fnuz*"),
     _cache(
         "rows of other bytes are taken",
-        "if bytes_per_token !=",
-        "if False and bytes_per_token !=",
+        ", bytes_per_token, ",
+        ", bytes_per_token, bytes_per_token, ",
         "refuses: bytes_per*",
     ),
     _kernel("rows past out are written", "end = tl.minimum(end, max_tokens)", "", "gather: few programs, less*"),
@@ -95,7 +95,7 @@ ANY_LAYOUT = (
         "seq_starts are not looked at", "positions += skipped", "positions += 0 * skipped", "gather: typical (tokens)"
     ),
     _kernel("seq_starts are needed", "if seq_starts_ptr is not None", "if True", "gather: without seq_starts *"),
-    _cache("a layout's name does not count", "if kv_cache_dtype not in KV_CACHE_DTYPES", "if False", "refuses: kv_c*"),
+    _cache("a layout's name does not count", ", *KV_CACHE_DTYPES", ", kv_cache_dtype", "refuses: kv_c*"),
     _layout(
         "page offsets are 32 bits wide",
         "page.to(tl.int64) * page_stride",
@@ -139,7 +139,7 @@ QUOTIENTS = (
     _cache("a wrong dtype is taken", "if cache.dtype not in CACHE_DTYPES", "if False", "refuses: k*_cache, dtype*"),
     _cache("rows that overlap are taken", "if size > 1 and stride < extent", "if False", "refuses: *overlap*"),
     _cache("a begin off its values is taken", "% _layout.ROW_ALIGNMENT", "% 1", "refuses: *a begin*"),
-    _cache("None is no token", '_integer("num_tokens"', '_launch.count("num_tokens"', "refuses: num_tokens*"),
+    _cache("None is no token", '_launch.integer("num_tokens"', '_launch.count("num_tokens"', "refuses: num_tokens*"),
 )
 FOUR_BIT = (
     _layout(

@@ -65,7 +65,7 @@ SELECTION = (
     ),
     _literal(
         "any size of a block will do",
-        '_topk.integer("block_size", block_size, BLOCK, BLOCK)',
+        '_launch.integer("block_size", block_size, BLOCK, BLOCK)',
         "pass",
         "refuses: block_size*",
         file=WRAPPERS,

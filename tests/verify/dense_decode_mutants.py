@@ -163,7 +163,7 @@ mutants.MUTANTS = (
     _literal("rows are always called aligned", "1 if (addresses", "16 if (addresses", "dense_decode: layout: q odd"),
     _literal("metadata is not compared", "self.config != config", "False", "dense_decode: contract: metadata"),
     _literal("V may be a tensor of its own", "if same != (", "if False and same != (", "refuses: v_buffer*"),
-    _literal("indices are taken", "if given is not None:", "if False:", "refuses: indices*"),
+    _literal("indices are taken", "one_of(name, given,", "one_of(name, None,", "refuses: indices*"),
     _literal(
         "any number is a scale", "_launch.scale(", "_launch.number(", "refuses: softmax_scale*", "refuses: sm_scale*"
     ),

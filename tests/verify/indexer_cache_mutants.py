@@ -136,7 +136,7 @@ ANY = (
     _literal("keys that are not there stay", "mask=exists)", "mask=exists & valid)", "gather: pages out*"),
     _literal("rows of values follow each other", "* values_stride", "* 1 * values.shape[0]", "gather: out slice"),
     _literal(
-        "any rounding is taken", "if scale_fmt !=", "if False and scale_fmt !=", "refuses: scale_fmt*", file=WRAPPERS
+        "any rounding is taken", ", scale_fmt, ", ", scale_fmt, scale_fmt, ", "refuses: scale_fmt*", file=WRAPPERS
     ),
     _literal("rows of results may overlap", "tensor.stride(0) < nbytes", "False", "refuses: dst_*", file=WRAPPERS),
     _literal(
@@ -175,9 +175,7 @@ IN_ONE = (
         "keys, query: slots: shorter",
         file=WRAPPERS,
     ),
-    _literal(
-        "any style is taken", "if is_neox is not", "if False and is_neox is not", "refuses: is_neox*", file=WRAPPERS
-    ),
+    _literal("any style is taken", ", is_neox, ", ", is_neox, is_neox, ", "refuses: is_neox*", file=WRAPPERS),
     _literal(
         "results may have gaps",
         "if not out.is_contig",

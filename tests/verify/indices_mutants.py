@@ -106,8 +106,10 @@ MAP_MUTANTS = (
         "refuses: BLOCK_*",
         file=INDICES,
     ),
-    _literal("a rank past the last is taken", "if rank >= ranks:", "if False:", "refuses: dcp_rank*", file=INDICES),
-    _literal("a mapping is ignored", "if idx_mapping is not None:", "if False:", "refuses: idx_*", file=INDICES),
+    _literal(
+        "a rank past the last is taken", "dcp_rank, 0, ranks - 1)", "dcp_rank, 0)", "refuses: dcp_rank*", file=INDICES
+    ),
+    _literal("a mapping is ignored", ", idx_mapping, None", ", None, None", "refuses: idx_*", file=INDICES),
     _literal("the last step is dropped", "topk, parts * BLOCK_N)", "topk - 1, parts * BLOCK_N)", "global: topk: 1"),
     _literal(
         "offsets of indices are 32 bits wide",
@@ -136,12 +138,12 @@ MAP_MUTANTS = (
         file=INDICES,
     ),
     _literal(
-        "prefill workspaces are ignored", "if HAS_PREFILL_WORKSPACE:", "if False:", "refuses: HAS_*", file=INDICES
+        "prefill workspaces are ignored", ", HAS_PREFILL_WORKSPACE, F", ", False, F", "refuses: HAS_*", file=INDICES
     ),
     _literal(
         "strides of ranks' prefill workspaces are ignored",
-        "if prefill_workspace_rank_stride is not None:",
-        "if False:",
+        ", prefill_workspace_rank_stride, None",
+        ", None, None",
         "refuses: prefill_workspace_rank_stride*",
         file=INDICES,
     ),
@@ -284,8 +286,8 @@ COMBINE_MUTANTS = (
     ),
     _literal(
         "a negative topk is taken",
-        '_integer("topk", topk, 0)',
-        '_integer("topk", topk, -9)',
+        '_launch.integer("topk", topk, 0)',
+        '_launch.integer("topk", topk, -9)',
         "refuses: topk, -1*",
         file=INDICES,
     ),
