@@ -42,6 +42,14 @@ def call(tokens: int, heads: int, topk: int, column: int = 0) -> tuple[torch.Ten
     return q, kv, indices
 
 
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", 0, torch.device("cuda")], ids=str)
+def test_a_gpu_is_named_as_in_torch(dsv32: ModuleType, device: torch.device | str | int) -> None:
+    found = torch.device("cuda", torch.cuda.current_device())
+    assert dsv32._launch.gpu_of(device) == found
+    assert dsv32.workspace_size(device, 4, 16, TOPK) == dsv32.workspace_size(found, 4, 16, TOPK)
+    assert isinstance(device, int) or dsv32.supports(device) == dsv32.supports(found)
+
+
 def test_no_call_after_warmup_compiles(dsv32: ModuleType) -> None:
     dsv32.warmup()
     compiled = dsv32._launch._COMPILED
