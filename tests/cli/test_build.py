@@ -316,8 +316,8 @@ def test_a_gpu_that_is_no_target_is_told_what_to_name(run: Run, command: str, gp
 
 def test_a_check_names_missing_files_and_a_diff_also_prints_their_text(run: Run, workspace: Path) -> None:
     result = run("build", "--check")
-    assert (result.exit_code, len(result.stdout.splitlines())) == (1, 11)
-    assert result.stderr == "11 generated files differ from their specs\nfix with: mlagen build specs/small.yaml\n"
+    assert (result.exit_code, len(result.stdout.splitlines())) == (1, 12)
+    assert result.stderr == "12 generated files differ from their specs\nfix with: mlagen build specs/small.yaml\n"
     assert len(run("build", "--diff").stdout.splitlines()) > 1000
 
 
