@@ -406,7 +406,7 @@ def number(name: str, value: float) -> float:
     if type(value) is float:
         return value
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name}: got {said(value)}, takes a number")
+        raise TypeError(f"{name}: got {type(value).__name__}, takes a number")
     return float(value)
 
 
