@@ -69,7 +69,7 @@ def test_a_refusal_shows_its_cause_once_with_its_arithmetic_and_the_number_of_va
     (refusal,) = (line for line in result.stderr.splitlines() if line.startswith("_cache_kernels._write_kernel ["))
     assert refusal.endswith("shared memory 0 bytes - limit -1 bytes = 1 bytes too many (2 variants)")
     assert result.stderr.count("fix with one of: ") == 1
-    assert "generated/writer: 11 files, nothing written, errors above: 1; not compiled" in result.stderr
+    assert "generated/writer: 12 files, nothing written, errors above: 1; not compiled" in result.stderr
     assert not Path("generated").exists()
 
 
@@ -85,7 +85,7 @@ def test_a_failed_case_shows_in_its_family_and_in_a_line_of_its_own(
     assert [" ".join(row.split()) for row in result.stdout.splitlines()[2:]] == ["cache 2 1 0 400%"]
     assert result.stderr.splitlines() == [
         "writer: writer: bits, on sm80: out is off by 2",
-        "generated/writer: 11 files, nothing written, errors above: 1; not compiled; 2 cases: 0 known before, 1 failed",
+        "generated/writer: 12 files, nothing written, errors above: 1; not compiled; 2 cases: 0 known before, 1 failed",
     ]
     assert not Path("generated").exists()
 

@@ -73,7 +73,7 @@ def test_a_pipe_gets_one_line_a_path_however_long(workspace: Path) -> None:
     assert done.returncode == 0
     assert f"{LONG}/small/sparse_fwd.py" in done.stdout.splitlines()
     line, _ = done.stderr.splitlines()
-    assert line.startswith(f"{LONG}/small: 11 files, 11 written; not compiled")
+    assert line.startswith(f"{LONG}/small: 12 files, 12 written; not compiled")
 
 
 def test_a_table_in_a_pipe_is_as_wide_as_its_cells(workspace: Path) -> None:

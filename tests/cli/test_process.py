@@ -201,7 +201,7 @@ def test_ctrl_c_while_modules_are_imported_prints_no_traceback(workspace: Path) 
 def test_a_failed_check_is_one_whoever_reads_it(workspace: Path) -> None:
     code, err = unread("build", "--check")
     assert code == 1
-    assert err.startswith("11 generated files differ")
+    assert err.startswith("12 generated files differ")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has a disk that is always full")

@@ -126,7 +126,7 @@ def _launches(plan: Plan, family: CandidatesPlan) -> Launches:
 def _wrappers(plan: Plan, family: CandidatesPlan) -> Wrappers:
     facts, picks = _facts(plan, family), _picks(plan)
     scores = facts.flat or facts.paged
-    imports = ["_calls", "_candidates", *["_candidates_kernels", "_launch"] * scores]
+    imports = ["_calls", "_candidates", *["_candidates_kernels"] * scores, "_launch"]
     imports += [*["_topk"] * (facts.selects or picks), *["indexer_select"] * picks, *["mqa_logits"] * scores]
     common = vars(facts) | {"wrappers": plan.spec.wrappers, "picks": picks, "imports": ", ".join(imports)}
     if not scores:
