@@ -47,10 +47,11 @@ class KnownCalls(dict[tuple[Any, ...], Known]):
         present, is_alike, run = known
         if present is not None and is_alike is not None:
             for _, _, _, other in self.latest:
-                if other is run:  # compared and refused: it was recorded in another mode of autograd
-                    is_alike = likeness(present(tensors)) or is_alike
+                if other is run:  # compared and refused: another mode of autograd, or a tensor that is given twice
+                    is_alike = likeness(present(tensors))
                     break
-            self.latest = ((values, present, is_alike, run), *self.latest[: LATEST_CALLS - 1])
+            if is_alike is not None:
+                self.latest = ((values, present, is_alike, run), *self.latest[: LATEST_CALLS - 1])
         return run
 
     def clear(self) -> None:

@@ -76,7 +76,7 @@ def supports(gpu: torch.device | str | tuple[int, int]) -> str | None:
     """
     if isinstance(gpu, torch.device) or (isinstance(gpu, str) and gpu.startswith("cuda")):
         gpu = architecture(gpu_of(gpu, "gpu"))
-    elif isinstance(gpu, tuple) and len(gpu) == 2 and all(isinstance(part, int) for part in gpu):
+    elif isinstance(gpu, tuple) and len(gpu) == 2 and all(type(part) is int for part in gpu):
         if torch.version.hip:
             raise ValueError(f"gpu: got {gpu}, takes a device or a name: ROCm's compute capabilities name no GPU")
         gpu = f"sm{gpu[0]}{gpu[1]}"
@@ -93,8 +93,9 @@ def supports(gpu: torch.device | str | tuple[int, int]) -> str | None:
 def gpu_of(device: torch.device | str | int, name: str = "device") -> torch.device:
     """Return a GPU with its index; "cuda" is the current one. Raises TypeError or ValueError if torch finds no such."""
     try:
-        gpu = torch.device(device)
-    except (TypeError, RuntimeError):
+        is_index = isinstance(device, numbers.Integral) and not isinstance(device, bool)
+        gpu = torch.device("cuda", device) if is_index else torch.device(device)
+    except (TypeError, RuntimeError, OverflowError):
         kind = ValueError if isinstance(device, (str, int)) else TypeError
         raise kind(f"{name}: got {said(device)}, takes a CUDA or ROCm device") from None
     if gpu.type != "cuda":
@@ -103,7 +104,7 @@ def gpu_of(device: torch.device | str | int, name: str = "device") -> torch.devi
         torch.cuda.get_device_properties(gpu)
         return gpu if gpu.index is not None else torch.device("cuda", torch.cuda.current_device())
     except (AssertionError, RuntimeError) as error:
-        raise ValueError(f"{name}: got {gpu}, takes a GPU that torch finds: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"{name}: got {gpu}, takes a GPU that torch finds: {str(error).splitlines()[0]}") from error
 
 
 def architecture(gpu: torch.device) -> str:
@@ -449,15 +450,22 @@ def count(name: str, value: int | None, least: int) -> int:
 
 def one_of(name: str, value: Any, *allowed: Any, why: str = "") -> None:
     """Raise ValueError if `value` is not one of the allowed values."""
-    if not isinstance(value, SCALARS) or value not in allowed:
+    fits = (one for one in allowed if isinstance(one, bool) == isinstance(value, bool))  # 1 is equal to True
+    if not isinstance(value, SCALARS) or value not in fits:
         raise ValueError(f"{name}: got {said(value)}, takes {' or '.join(map(repr, allowed))}{why}")
 
 
 def said(value: Any) -> str:
     """Return how errors show a value, in one line: tensors and other objects by their type."""
     if isinstance(value, (tuple, list)) and 0 < len(value) < 4:
-        return f"({', '.join(map(said, value))})"
-    return repr(value) if isinstance(value, SCALARS) else f"a {type(value).__name__.lower()}"
+        return f"({', '.join(map(said, value))}{',' if len(value) == 1 else ''})"
+    if isinstance(value, numbers.Number):
+        return str(value)  # numpy's repr names its type
+    if isinstance(value, SCALARS):
+        return repr(value)
+    kind = type(value)
+    name = "tensor" if isinstance(value, torch.Tensor) else f"{kind.__module__}.{kind.__qualname__}"
+    return f"a {name.removeprefix('builtins.')}"
 
 
 @functools.lru_cache(maxsize=4096)

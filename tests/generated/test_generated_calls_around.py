@@ -11,6 +11,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import indexer_calls
+import numpy as np
 import pytest
 import torch
 from noted import GENERATED, Launched, checked_calls, copied, on_a_device, tensors_in
@@ -210,7 +211,7 @@ def test_a_tensor_under_two_names_is_not_taken_for_one_of_them(
 def test_windows_are_read_and_not_used_up() -> None:
     with on_a_device(GENERATED / "dsv3_prefill") as (package, launched):
         call = dict(calls_of(package))["flash_attn_varlen_func"]
-        for windows in (lambda: (-1, -1), lambda: [-1, -1], lambda: iter((-1, -1)), lambda: None):
+        for windows in (lambda: (-1, -1), lambda: [-1, -1], lambda: (np.int64(-1), -1), lambda: None):
             for _ in range(2):
                 package.flash_attn_varlen_func(**call, window_size=windows())
         launched.clear()

@@ -14,7 +14,7 @@ import pytest
 GENERATED = Path(__file__).resolve().parents[2] / "generated"
 BASE = "_dense_decode_sm90"
 MODULES = (
-    *(f"dsv3_fp8.{BASE}{kind}" for kind in ("", "_few", "_parts")),
+    *(f"dsv3_fp8.{BASE}{kind}" for kind in ("", "_rows32", "_q_halves")),
     *(f"dsv3.{BASE}{kind}" for kind in ("", "_swap_ab")),
 )
 TABLE = 1 << 40  # address of the combine's data about requests

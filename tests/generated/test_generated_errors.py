@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from checked_in import package_of
@@ -34,13 +35,17 @@ DEVICES = {
     "an object": (object(), "a object", NO_GPU),
     "a GPU that is not there": ("cuda:99", "cuda:99", ABSENT),
     "a device that is not there": (torch.device("cuda", 99), "cuda:99", ABSENT),
+    "an index that is not there": (99, "cuda:99", ABSENT),
+    "an index of numpy": (np.int64(99), "cuda:99", ABSENT),
+    "a bool": (True, "True", NO_GPU),
 }
 SUPPORTED = {
     "None": (None, "None", GPU),
     "a CPU": ("cpu", "'cpu'", GPU),
     "a device of a CPU": (torch.device("cpu"), "cpu", NO_GPU),
     "a marketing name": ("h100", "'h100'", GPU),
-    "half a capability": ((9,), r"\(9\)", GPU),
+    "half a capability": ((9,), r"\(9,\)", GPU),
+    "a capability with a flag": ((9, True), r"\(9, True\)", GPU),
     "a GPU that is not there": ("cuda:99", "cuda:99", ABSENT),
 }
 WRONG_SIZES = (None, "4", 2.5, -1, 1 << 40, True, torch.ones(2))
@@ -129,3 +134,21 @@ def test_a_wrapper_takes_a_value_or_refuses_it_in_one_line(name: str, monkeypatc
     assert len(found) > 100
     unclear = [one for one in found if not re.fullmatch(ONE_LINE, str(one[2]))]
     assert unclear == [one for one in found if not isinstance(one[2], TypeError | ValueError)] == []
+
+
+def test_a_flag_is_no_number_and_a_number_no_flag() -> None:
+    one_of = root_of("dsv32")._launch.one_of
+    one_of("use_fnuz", False, False)
+    one_of("splits", np.int64(1), 0, 1, None)
+    for value, allowed in ((0, False), (1.0, True), (False, 0), (True, 1)):
+        with pytest.raises(ValueError, match=rf"^use: got {value}, takes {allowed}$"):
+            one_of("use", value, allowed)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(np.bool_(True), r"a numpy\.bool_?"), (np.float32(0.5), r"0\.5"), ((9,), r"\(9,\)"), (torch.ones(2), "a tensor")],
+)
+def test_an_error_shows_a_value_in_one_line(value: object, said: str) -> None:
+    with pytest.raises(TypeError, match=rf"^compact: got {said}, takes True or False$"):
+        root_of("dsv32")._launch.flag("compact", value)
