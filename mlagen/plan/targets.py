@@ -11,6 +11,7 @@ REGISTERS = 65_536  # of a multiprocessor of any NVIDIA target
 MOST_REGISTERS = 256  # of a thread, which can name all but one of them
 SIMDS = 4  # of a compute unit, which share the wavefronts of a program
 SIMD_REGISTERS = 512  # of a lane of a SIMD, for all of its wavefronts
+SLOW_MEMORY = 4000  # GB/s: an H100 has 3,352, an H200 4,800
 
 
 @dataclass(frozen=True)

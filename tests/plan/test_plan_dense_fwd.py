@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from enumerated import check_every_list, check_tiles, enumerate_plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlagen.bench import load_package
 from mlagen.errors import LimitError
 from mlagen.plan import TARGETS, DenseFwdPlan, MergeStatesPlan, make_plan
 from mlagen.plan.families.dense_fwd import REGISTERS, make_dense_fwd_plan, registers
@@ -116,7 +118,7 @@ def test_tiles_of_a_merge_hold_whole_values(d_v):
     (row,) = make_merge_states_plan([d_v]).rows
     assert d_v <= row.block_d < 2 * d_v
     assert row.masked == (row.block_d > d_v)
-    for tile in (row.few, row.many, row.parts):
+    for tile in (row.few, row.many, row.fast, row.parts):
         assert all(one & (one - 1) == 0 and one >= 1 for one in (tile.block_t, tile.block_h, tile.block_p))
         assert tile.block_t <= 8
     assert row.few.block_t == 1
@@ -162,3 +164,20 @@ def test_work_of_a_call_by_hand():
     assert plan.flops(100, 4) == 256_000
     # q and out 10 x 4 x 320 x 2 = 25,600; k and v 20 x 2 x 320 x 2 = 25,600.
     assert plan.bytes(10, 20, 4, 2) == 51_200
+
+
+@pytest.mark.parametrize(
+    ("rows", "rate", "tile"),
+    [
+        (8192, 4800, (1, 8, 128, 4)),
+        (8193, 0, (8, 1, 128, 4)),
+        (8193, 3352, (8, 1, 128, 4)),
+        (65536, 4800, (8, 1, 128, 4)),
+        (65537, 3352, (8, 1, 128, 4)),
+        (65537, 4800, (2, 4, 128, 2)),
+    ],
+)
+def test_faster_memory_takes_merges_of_fewer_warps(rows, rate, tile):
+    package = load_package(Path(__file__).resolve().parents[2] / "generated" / "dsv3_prefill")
+    facts = package.root._launch.DeviceFacts("sm90", 132, memory_rate=rate)
+    assert package.module("merge_states")._states_tile(facts, 128, rows) == tile

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from enumerated import check_every_list, enumerate_plan
 
+from mlagen.bench import load_package
 from mlagen.plan import LatentsPlan, make_plan
 from mlagen.plan.families.latents import INSERT, POOL
 from mlagen.spec import Spec
@@ -35,7 +38,8 @@ def test_variants_are_of_both_alignments_and_of_each_kind_of_call(tmp_path) -> N
         for kernel, flags in kernels:
             names = (*flags, "ALIGNMENT", "PDL")
             given = {tuple(dict(job.constexprs)[name] for name in names) for job in every.of(target, kernel)}
-            assert len(every.of(target, kernel)) == len(given)
+            tiles = {(*job.constexprs, job.num_warps) for job in every.of(target, kernel)}
+            assert len(every.of(target, kernel)) == len(tiles)
             kinds = [(one,) for one in (False, True)] if flags else [()]
             early = [(*kind, 16, True) for kind in kinds] if target == "sm90" else []
             assert sorted(given) == sorted([*early, *((*kind, at, False) for kind in kinds for at in (1, 16))])
@@ -55,7 +59,14 @@ def test_a_package_has_the_kernels_of_its_wrappers(tmp_path) -> None:
 
 def test_wide_latents_have_eight_warps_and_narrow_ones_two() -> None:
     family = make_plan(storing()).of(LatentsPlan)
-    assert [(tile.block_w, tile.num_warps) for tile in (family.one_tile, family.tile)] == [(2, 1), (2, 8)]
+    assert (family.one_tile.block_w, family.one_tile.num_warps) == (2, 1)
+    assert [(most, tile.block_w, tile.num_warps) for most, tile in family.tiles] == [(4096, 2, 8), (0, 2, 4)]
     narrow = {"num_heads": 4, "kv_lora_rank": 90, "qk_rope_head_dim": 30, "rope": "neox", "v_head_dim": 90}
     small = storing(model={**narrow, "dtype": "bf16"}, cache={"layout": "bf16"}, extra_cache=None)
-    assert make_plan(small).of(LatentsPlan).tile.num_warps == 2
+    assert [tile.num_warps for _, tile in make_plan(small).of(LatentsPlan).tiles] == [2, 1]
+
+
+def test_calls_of_many_tokens_have_half_of_the_warps() -> None:
+    latents = load_package(Path(__file__).resolve().parents[2] / "generated" / "dsv41").module("latents")
+    assert latents._pool_tile(False, 1 << 20).num_warps == 1
+    assert [latents._pool_tile(True, tokens).num_warps for tokens in (1, 4096, 4097, 1 << 20)] == [8, 8, 4, 4]

@@ -17,6 +17,7 @@ POOL, INSERT = "fused_save_compress_norm", "rope_quant_insert"
 INSERT_TILE = (1, 1)  # a latent and a warp: many such programs run at once
 SAVED_ROWS = 2  # states that a request's program loads at once
 BLOCK_W = 2  # tokens of a group that are loaded at once: V4.1's groups have one or two
+FEW_TOKENS = 4096  # calls of more have enough programs for half of the warps, each with twice the loads under way
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,7 @@ class LatentsPlan(Family):
         blocks, states: blocks of a latent's columns, and of a state's.
         saved_rows: states that a program loads at once.
         one_tile: of the kernel that makes latents, for groups of one token.
-        tile: of the same kernel for longer groups.
+        tiles: (most tokens of a call, tile) for longer groups; 0: any.
         insert_tile: latents that a program inserts, and its warps.
     """
 
@@ -40,7 +41,7 @@ class LatentsPlan(Family):
     states: tuple[Chunk, ...]
     saved_rows: int
     one_tile: CompressTile
-    tile: CompressTile
+    tiles: tuple[tuple[int, CompressTile], ...]
     insert_tile: tuple[int, int]
 
     @property
@@ -55,7 +56,7 @@ class LatentsPlan(Family):
             return None
         columns = spec.model.d_qk
         warps = warps_of(columns)
-        one, more = (CompressTile(BLOCK_W, count) for count in (max(1, warps // 4), 2 * warps))
+        one, few, many = (CompressTile(BLOCK_W, count) for count in (max(1, warps // 4), 2 * warps, warps))
         blocks = make_chunks([("row", columns)], 0)
         return cls(
             caches=caches,
@@ -63,6 +64,6 @@ class LatentsPlan(Family):
             states=make_chunks([("state", 2 * columns)], 0),
             saved_rows=SAVED_ROWS,
             one_tile=one,
-            tile=more,
+            tiles=((FEW_TOKENS, few), (0, many)),
             insert_tile=INSERT_TILE,
         )

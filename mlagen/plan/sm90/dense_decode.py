@@ -13,7 +13,7 @@ from mlagen.plan.sm90.seesaw import DENSE_DECODE, make_sm90
 from mlagen.plan.sm90.swap_ab import DENSE_DECODE as SWAP_AB
 from mlagen.plan.sm90.swap_ab import make_swap_ab
 from mlagen.plan.splits import PartialRow
-from mlagen.plan.targets import SM90, TARGETS
+from mlagen.plan.targets import SLOW_MEMORY, SM90, TARGETS
 from mlagen.plan.tiles.tile import Sm90Row, most_text
 from mlagen.plan.tritons import TableRow, span_text
 from mlagen.spec import DenseAttention, Spec
@@ -49,9 +49,8 @@ class Rows64Row(TableRow):
 
 
 # From where programs of 64 rows have enough to do. Two programs of 32 rows read the same keys, one of them from L2, so
-# they wait less for memory: the slower it is, the later 64 rows win. Measured on an H100 (3,352 GB/s) and on an H200
-# (4,800). More than 128 rows have half of its keys, for at least twice as many blocks of 64.
-SLOW_MEMORY = 4000
+# they wait less for memory: the slower it is, the later 64 rows win. Measured on an H100 and on an H200. More than 128
+# rows have half of its keys, for at least twice as many blocks of 64.
 ROWS64_CALLS = (
     Rows64Row(ROWS_32, None, None, None),
     Rows64Row(64, SLOW_MEMORY, 160 * 1024, 384 * 1024, tritons=ROWS64_TRITONS),

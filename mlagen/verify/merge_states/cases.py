@@ -11,6 +11,7 @@ from mlagen.verify.call.patterns import SINK_PROMISES
 from mlagen.verify.checks.merges import PARTS, STATES, Conventions
 from mlagen.verify.merge_states.invalid import refused
 
+TILES = 3  # of a package: for few rows, for many, and for many over fast memory
 LSE_PROMISES = {
     "normal": "both parts count",
     "equal": "parts of the same LSE count alike",
@@ -41,6 +42,7 @@ class StatesCase(Case):
         lse_layout: of all LSE.
         sink: pattern of attn_sink, a key of mlagen.verify.call.patterns.SINK_PROMISES; None: not passed.
         scale: output_scale; None: not passed.
+        tile: which of the package's tiles the call is forced to; None: to none.
     """
 
     tokens: int
@@ -58,6 +60,7 @@ class StatesCase(Case):
     lse_layout: str = "ht"
     sink: str | None = None
     scale: float | None = None
+    tile: int | None = None
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,8 @@ def _states_cases(d_v: int, num_heads: int, sink: str, big: bool) -> Iterator[St
         yield case(f"lse: {pattern}", promise, lse=pattern)
     for tokens, heads in ((1, 1), (1, 128), (2, 3), (7, 16), (8, 8), (9, 9), (33, 1), (700, 12)):
         yield case(f"sizes: {tokens}x{heads}", "any number of tokens and heads", tokens=tokens, heads=heads)
+    for tile in range(TILES):
+        yield case(f"tile: {tile}", "any number of tokens and heads", tile=tile, tokens=13, prefixes=9, lse="mixed")
     yield case("tokens: none", "an empty batch does nothing", tokens=0)
     yield case("heads: none", "no heads, nothing to do", heads=0)
     for count in (0, 1, 13, 21):
