@@ -23,6 +23,7 @@ from mlagen.verify.checks import AnyRun, copied, require_bits
 from mlagen.verify.dense_decode.cases import DenseDecodeCase
 from mlagen.verify.dense_fwd.cases import DenseFwdCase
 from mlagen.verify.indexer_cache.cases import KeysGatherCase
+from mlagen.verify.latents.cases import PoolCase
 from mlagen.verify.mqa_logits.cases import RANGES, FlatCase, PagedCase
 from mlagen.verify.mqa_logits.facts import SCHEDULE
 from mlagen.verify.random import late
@@ -156,6 +157,8 @@ def way_of(family: Family, subject: Subject, case: Case, dice: Dice) -> str:
     scored = case.scored if isinstance(case, PickCase) else case
     if isinstance(scored, PagedCase) and SCHEDULE not in subject.facts.wrappers and way == "replayed":
         return "twice"  # the reference's schedule is made on the host
+    if isinstance(case, PoolCase) and case.ratio > 1 and way == "replayed":
+        return "twice"  # each call puts the states back first, from the host
     return way
 
 
