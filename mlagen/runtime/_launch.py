@@ -76,7 +76,7 @@ def supports(gpu: torch.device | str | tuple[int, int]) -> str | None:
     """
     if isinstance(gpu, torch.device) or (isinstance(gpu, str) and gpu.startswith("cuda")):
         gpu = architecture(gpu_of(gpu, "gpu"))
-    elif isinstance(gpu, tuple) and len(gpu) == 2 and all(type(part) is int for part in gpu):
+    elif isinstance(gpu, tuple) and len(gpu) == 2 and all(map(_is_integer, gpu)):
         if torch.version.hip:
             raise ValueError(f"gpu: got {gpu}, takes a device or a name: ROCm's compute capabilities name no GPU")
         gpu = f"sm{gpu[0]}{gpu[1]}"
@@ -92,14 +92,14 @@ def supports(gpu: torch.device | str | tuple[int, int]) -> str | None:
 
 def gpu_of(device: torch.device | str | int, name: str = "device") -> torch.device:
     """Return a GPU with its index; "cuda" is the current one. Raises TypeError or ValueError if torch finds no such."""
+    named = f"cuda:{device}" if _is_integer(device) else device
     try:
-        is_index = isinstance(device, numbers.Integral) and not isinstance(device, bool)
-        gpu = torch.device("cuda", device) if is_index else torch.device(device)
-    except (TypeError, RuntimeError, OverflowError):
+        gpu = torch.device(named)
+    except (TypeError, RuntimeError):
         kind = ValueError if isinstance(device, (str, int)) else TypeError
         raise kind(f"{name}: got {said(device)}, takes a CUDA or ROCm device") from None
-    if gpu.type != "cuda":
-        raise ValueError(f"{name}: got {gpu}, takes a CUDA or ROCm device")
+    if gpu.type != "cuda" or (isinstance(named, str) and str(gpu) != named):  # torch keeps 8 bits of an index
+        raise ValueError(f"{name}: got {named}, takes a CUDA or ROCm device")
     try:
         torch.cuda.get_device_properties(gpu)
         return gpu if gpu.index is not None else torch.device("cuda", torch.cuda.current_device())
@@ -436,11 +436,15 @@ def integer(name: str, value: int, least: int, most: int | None = INT32_MAX, *, 
         return value
     takes = f"{least} on" if most is None else f"{least} to {most}"
     takes = f"{least}" if least == most else f"{other}an integer from {takes}"
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+    if not _is_integer(value):
         raise TypeError(f"{name}: got {said(value)}, takes {takes}")
     if value < least or (most is not None and value > most):
         raise ValueError(f"{name}: got {value}, takes {takes}")
     return int(value)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def count(name: str, value: int | None, least: int) -> int:
@@ -457,7 +461,9 @@ def one_of(name: str, value: Any, *allowed: Any, why: str = "") -> None:
 
 def said(value: Any) -> str:
     """Return how errors show a value, in one line: tensors and other objects by their type."""
-    if isinstance(value, (tuple, list)) and 0 < len(value) < 4:
+    if isinstance(value, list) and 0 < len(value) < 4:
+        return f"[{', '.join(map(said, value))}]"
+    if isinstance(value, tuple) and 0 < len(value) < 4:
         return f"({', '.join(map(said, value))}{',' if len(value) == 1 else ''})"
     if isinstance(value, numbers.Number):
         return str(value)  # numpy's repr names its type

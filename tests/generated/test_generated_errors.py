@@ -17,7 +17,7 @@ from valid_calls import calls_of
 from mlagen.bench import load_package
 
 FAMILIES = ("dsv3", "dsv32", "dsv32_fp8", "dsv4_flash", "dsv41", "glm53", "dsv3_prefill")
-ONE_LINE = r"[\w\[\] *]+: got [^\n]+, takes [^\n]+"
+ONE_LINE = r"[\w\[\] *+]+: got [^\n]+, takes [^\n]+"
 SIZES = {
     "workspace_size": {"tokens": 4, "num_heads": 16, "topk": 64},
     "kvcache_workspace_size": {"requests": 4, "s_q": 1, "num_heads": 16, "topk": 64},
@@ -38,6 +38,9 @@ DEVICES = {
     "an index that is not there": (99, "cuda:99", ABSENT),
     "an index of numpy": (np.int64(99), "cuda:99", ABSENT),
     "a bool": (True, "True", NO_GPU),
+    "an index that torch cuts": (256, "cuda:256", NO_GPU),
+    "a name that torch cuts": ("cuda:300", "cuda:300", NO_GPU),
+    "an index of 70 bits": (1 << 70, str(1 << 70), NO_GPU),
 }
 SUPPORTED = {
     "None": (None, "None", GPU),
@@ -46,6 +49,7 @@ SUPPORTED = {
     "a marketing name": ("h100", "'h100'", GPU),
     "half a capability": ((9,), r"\(9,\)", GPU),
     "a capability with a flag": ((9, True), r"\(9, True\)", GPU),
+    "a list": ([9, 0], r"\[9, 0\]", GPU),
     "a GPU that is not there": ("cuda:99", "cuda:99", ABSENT),
 }
 WRONG_SIZES = (None, "4", 2.5, -1, 1 << 40, True, torch.ones(2))
@@ -152,3 +156,23 @@ def test_a_flag_is_no_number_and_a_number_no_flag() -> None:
 def test_an_error_shows_a_value_in_one_line(value: object, said: str) -> None:
     with pytest.raises(TypeError, match=rf"^compact: got {said}, takes True or False$"):
         root_of("dsv32")._launch.flag("compact", value)
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    root = root_of("dsv4_flash")
+    assert root.supports((np.int64(9), np.int8(0))) == root.supports((9, 0)) == "sm90"
+    with root._launch.planned_for(root._launch.facts_of("sm90")), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(root._launch, "launch", lambda *_, **__: None)
+        for name in ("save_partial_states", "compress_norm_rope_store"):
+            call = dict(calls_of(root))[name]
+            sizes = {size: np.int32(call[size]) for size in ("block_size", "state_width")}
+            assert getattr(root, name)(**call | sizes) is None
+
+
+def test_an_lse_may_be_declined_by_none() -> None:
+    root = root_of("dsv3_prefill")
+    call = dict(calls_of(root))["flash_attn_varlen_func"]
+    with root._launch.planned_for(root._launch.facts_of("sm90")), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(root._launch, "launch", lambda *_, **__: None)
+        assert isinstance(root.flash_attn_varlen_func(**call, return_softmax_lse=None), torch.Tensor)
+        assert len(root.flash_attn_varlen_func(**call, return_softmax_lse=None, return_attn_probs=True)) == 2
