@@ -104,9 +104,9 @@ def test_a_call_in_another_mode_of_autograd_is_compared_from_then_on(monkeypatch
 
 
 def test_a_tensor_that_is_given_twice_leaves_the_latest_calls() -> None:
-    with on_a_device(package_of("dsv32")) as (package, launched):
-        wrapper, states, lses = package.merge_attn_states, torch.zeros(2, 4, 16, 512), torch.zeros(2, 16, 4)
-        one, other, out = *states.bfloat16(), torch.zeros(4, 16, 512, dtype=torch.bfloat16)
+    with on_a_device(package_of("dsv3_prefill")) as (package, launched):
+        wrapper, states, lses = package.merge_attn_states, torch.zeros(2, 4, 16, 128), torch.zeros(2, 16, 4)
+        one, other, out = *states.bfloat16(), torch.zeros(4, 16, 128, dtype=torch.bfloat16)
         for _ in range(3):
             wrapper(out, one, lses[0], other, lses[1])
         latest, counted_launches = wrapper.checked.latest, len(launched.taken())

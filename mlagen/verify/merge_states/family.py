@@ -43,19 +43,18 @@ def _call(run: MergeRun, **given: Any) -> Results:
         outputs, lses = arguments.pop("outputs"), arguments.pop("lses")
         out, lse = run.subject.call(PARTS, outputs, lses, **arguments)
         return {"out": out, "output_lse": lse}
-    with _forced(run):
+    with _forced(run.subject, run.case):
         require_none(run.subject.call(STATES, **arguments))
     return {name: arguments[name] for name in ("output", "output_lse") if name in arguments}
 
 
-def _forced(run: MergeRun) -> Any:
+def _forced(subject: Subject, case: StatesCase) -> Any:
     """The tile that a merge of two parts is forced to, as the package has it."""
-    if run.case.tile is None:
+    if case.tile is None:
         return contextlib.nullcontext()
-    package = run.subject.package
-    table = importlib.import_module(f"{package.__name__}._tiles").MERGE_STATES_TILES[run.case.d_v]
+    table = importlib.import_module(f"{subject.package.__name__}._tiles").MERGE_STATES_TILES[case.d_v]
     tiles = [*dict.fromkeys(tile for *_, tile in table)]
-    return launch_of(package).force(tile=tiles[run.case.tile])
+    return launch_of(subject.package).force(tile=tiles[case.tile])
 
 
 def _compare(run: MergeRun, results: Results) -> list[Figure]:
