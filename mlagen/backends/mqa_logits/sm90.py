@@ -18,9 +18,6 @@ from mlagen.plan.sm90.mqa_logits import (
     sm90_modules_of,
 )
 
-DESCRIPTORS = 2  # of q and of k, the last arguments
-DESCRIPTOR_PARAMS = 5  # in PTX: a descriptor of two dimensions, its sizes and its strides
-
 
 def _descriptors(q_rows: int, k_rows: int) -> Signature:
     rows = {"q": q_rows, "k": k_rows}
@@ -43,8 +40,9 @@ def _paged_arguments(sm90: MqaLogitsSm90Plan) -> Signature:
     strides = ("page", "context_lens", "context_lens_token", "block_table", "weights", "out")
     return (
         *(("cache_ptr", "*u8"), ("weights_ptr", "*fp32"), ("context_lens_ptr", "*i32"), ("block_table_ptr", "*i32")),
-        ("out_ptr", "*fp32"),
-        *((name, "i32") for name in ("num_requests", "next_n", "query_blocks", "max_keys", "causal", "num_pages")),
+        *(("schedule_ptr", "*i32"), ("out_ptr", "*fp32")),
+        *((name, "i32") for name in ("num_requests", "next_n", "query_blocks", "unlaunched")),
+        *((name, "i32") for name in ("max_keys", "causal", "num_pages")),
         *((f"{name}_stride", "i64") for name in strides),
         *_descriptors(sm90.paged_tokens[-1] * sm90.num_heads, sm90.block_n),
     )
@@ -72,17 +70,6 @@ class Kernel(Interface, SharedMemory):
 
 
 @dataclass(frozen=True)
-class PagedKernel(Kernel):
-    """Context of the template of the kernel over pages.
-
-    Attributes:
-        descriptor_params: PTX parameters of the kernel that hold the descriptors of q and k.
-    """
-
-    descriptor_params: tuple[int, int]
-
-
-@dataclass(frozen=True)
 class LogitsModule:
     """A generated module with an sm90 kernel of the indexer's logits.
 
@@ -92,7 +79,8 @@ class LogitsModule:
         arguments: run-time arguments and their Triton types.
         stages: stages of keys in shared memory.
         tokens: tokens per query block, a constexpr.
-        barriers: names of the mbarriers.
+        constexprs: names of the constexprs.
+        buffers, barriers: names of those in shared memory.
         register_split: registers of each warpgroup, as text; empty where a program is one.
         producers: the warps that load keys, as text.
         expected_products: number of wgmma instructions in the kernel's code.
@@ -103,6 +91,8 @@ class LogitsModule:
     arguments: Callable[[MqaLogitsSm90Plan], Signature]
     stages: Callable[[MqaLogitsSm90Plan], int]
     tokens: Callable[[MqaLogitsSm90Plan], tuple[int, ...]]
+    constexprs: Sequence[str]
+    buffers: Sequence[str]
     barriers: Sequence[str]
     register_split: Callable[[MqaLogitsSm90Plan], str]
     producers: str
@@ -123,20 +113,18 @@ class LogitsModule:
         if sm90 is None:
             raise LookupError("the plan has no such part")
         arguments = self.arguments(sm90)
-        context = Kernel(
-            **vars(interface(arguments, "TOKENS")),
-            **vars(shared(("q", "k", "weights", "scales"), self.barriers)),
-            sm90=sm90,
-            kernel=self.kernel,
-            stages=self.stages(sm90),
-            tokens=self.tokens(sm90),
-            register_split=self.register_split(sm90),
-            producers=self.producers,
+        return vars(
+            Kernel(
+                **vars(interface(arguments, *self.constexprs)),
+                **vars(shared(self.buffers, self.barriers)),
+                sm90=sm90,
+                kernel=self.kernel,
+                stages=self.stages(sm90),
+                tokens=self.tokens(sm90),
+                register_split=self.register_split(sm90),
+                producers=self.producers,
+            )
         )
-        if self.module != PAGED_MODULE:
-            return vars(context)
-        first = len(arguments) - DESCRIPTORS
-        return vars(PagedKernel(**vars(context), descriptor_params=(first, first + DESCRIPTOR_PARAMS)))
 
     def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
         """Number of wgmma instructions in the kernel's code, in the form of `expected_products`."""
@@ -150,6 +138,8 @@ MQA_LOGITS = LogitsModule(
     arguments=_arguments,
     stages=lambda sm90: sm90.stages,
     tokens=lambda sm90: sm90.tokens,
+    constexprs=("TOKENS",),
+    buffers=("q", "k", "weights", "scales"),
     barriers=("q_ready", "q_free", "k_ready", "k_free"),
     register_split=lambda sm90: register_split(sm90.registers),
     producers="the producer",
@@ -161,6 +151,8 @@ PAGED_MQA_LOGITS = LogitsModule(
     arguments=_paged_arguments,
     stages=lambda sm90: sm90.paged_stages,
     tokens=lambda sm90: sm90.paged_tokens,
+    constexprs=("TOKENS", "PROGRAMS"),
+    buffers=("q", "k", "weights"),
     barriers=("q_ready", "k_ready"),
     register_split=lambda sm90: "",
     producers="",

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from mlagen.backends.parts.common import TORCH_DTYPES
 from mlagen.plan import MqaLogitsPlan, Plan
-from mlagen.plan.families.mqa_logits import SCHEDULE_KEYS, SCHEDULER
+from mlagen.plan.families.mqa_logits import SCHEDULER, UNIT_KEYS
 from mlagen.plan.sm90.mqa_logits import FLAT, PAGED
+from mlagen.plan.sm90.mqa_logits import UNIT_KEYS as SM90_UNIT_KEYS
 
 BYTES_OF_A_WORD = 4  # byte scales that callers may pass as one int32
 
@@ -25,7 +26,7 @@ class LogitsFacts:
         packed: whether a byte holds two columns.
         num_scales, scale_tile: scales of a key, and columns of each.
         key_bytes: bytes of a key in its plane.
-        schedule_keys: keys in a KV block of the schedule.
+        unit_keys, sm90_unit_keys: keys in a unit of the schedule, on sm90 and elsewhere.
     """
 
     flat: Sequence[str]
@@ -37,7 +38,8 @@ class LogitsFacts:
     num_scales: int
     scale_tile: int
     key_bytes: int
-    schedule_keys: int
+    unit_keys: int
+    sm90_unit_keys: int
 
 
 def facts_of(plan: Plan, family: MqaLogitsPlan) -> LogitsFacts:
@@ -53,7 +55,8 @@ def facts_of(plan: Plan, family: MqaLogitsPlan) -> LogitsFacts:
         num_scales=family.scales.count,
         scale_tile=family.scales.tile,
         key_bytes=family.rows.layout.plane_bytes[keys.plane],
-        schedule_keys=SCHEDULE_KEYS,
+        unit_keys=UNIT_KEYS,
+        sm90_unit_keys=SM90_UNIT_KEYS,
     )
 
 

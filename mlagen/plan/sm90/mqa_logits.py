@@ -22,14 +22,14 @@ MOST_PAGED_COLUMNS = 256  # of the one that it holds over pages
 MOST_TOKENS = 4  # of a consumer: with 8, the code that counts tiles spills under some Tritons
 HEADS = (16, 32, 64, 128)  # which are a product's columns with a power of two of tokens
 STAGES = 8  # 1 to 2 % faster than 4
-PAGED_STAGES = 4  # of a program, which shares its multiprocessor
+PAGED_STAGES = 2  # of a program, which shares its multiprocessor
 # Programs of a multiprocessor over pages, by the most columns of their products: as many as registers suffice for.
-PROGRAMS = ((64, 4), (128, 3), (256, 2))
+PROGRAMS = ((128, 4), (256, 2))
+LEAN_COLUMNS = 128  # four programs of these products have registers for no weights
+UNIT_KEYS = 256  # of DeepGEMM's schedules
 Q_STAGES = 2
 REGISTERS = (232, 40)  # of the second consumer and of the producer
 SCANNED_BLOCKS = 512  # query blocks; a program counts their tiles at a time: four a thread
-SCANNED_TOKENS = 128  # of query blocks over pages: four a lane of each warp, so that warps exchange nothing
-LINE_PAGES = 32  # which 128 bytes of a block table name
 BARRIER_BYTES = 4096  # for barriers and for the values that partitions pass
 
 
@@ -50,10 +50,10 @@ class MqaLogitsSm90Plan:
             pages of another size.
         stages, paged_stages: tiles or pages in shared memory at once.
         q_stages: query blocks likewise, over flat keys.
-        programs: of a multiprocessor over pages, by tokens of a query block.
+        programs: of a multiprocessor and of a range over pages, by tokens of a query block.
         num_warps: of the program's first warpgroup, for the launch.
         scanned_blocks: query blocks in one count of tiles over flat keys.
-        scanned_tokens: tokens of query blocks in one over pages.
+        unit_pages: pages of a unit of schedules.
         expected_products, expected_paged_products: wgmma instructions in the code of either.
     """
 
@@ -69,7 +69,7 @@ class MqaLogitsSm90Plan:
     programs: dict[int, int]
     num_warps: int
     scanned_blocks: int
-    scanned_tokens: int
+    unit_pages: int
     expected_products: int
     expected_paged_products: int
 
@@ -79,9 +79,9 @@ class MqaLogitsSm90Plan:
         return Registers(REGISTERS)
 
     @property
-    def line_pages(self) -> int:
-        """Pages that a line of L2 of a block table names."""
-        return LINE_PAGES
+    def lean_columns(self) -> int:
+        """Columns of products over pages beside which registers hold no weights."""
+        return LEAN_COLUMNS
 
     @property
     def no_key(self) -> int:
@@ -119,7 +119,7 @@ def make_mqa_logits_sm90(spec: Spec) -> MqaLogitsSm90Plan | None:
         programs={one: next(many for most, many in PROGRAMS if one * num_heads <= most) for one in paged_tokens},
         num_warps=WARPS,
         scanned_blocks=SCANNED_BLOCKS,
-        scanned_tokens=SCANNED_TOKENS,
+        unit_pages=UNIT_KEYS // BLOCK_N,
         expected_products=2 * 4 * products,  # of two consumers, each two before its loop and two in it
         expected_paged_products=products,
     )

@@ -82,6 +82,7 @@ class PagedCase(Case):
         blocks: pattern of the block table: "garbage" past the keys, or "outside" the cache within them.
         columns: max_context_len beyond the longest request.
         ranges: num_sms.
+        first_longer: the schedule is another one: its first ranges have a unit more, as in older versions of DeepGEMM.
         three: the cache has three dimensions.
         clean, bf16, contents, nan, q, weights, words, positional: as of `FlatCase`.
     """
@@ -97,6 +98,7 @@ class PagedCase(Case):
     blocks: str = "garbage"
     columns: int = 5
     ranges: int = 4
+    first_longer: bool = False
     three: bool = False
     clean: bool = False
     bf16: bool = False
@@ -217,12 +219,18 @@ def _paged_cases(wrapper: str, facts: LogitsFacts, big: bool) -> Iterator[PagedC
             promise = "a length past max_context_len takes no key of the other requests"
             beyond = {"lengths": (100, 300, 70), "context_lens": (100, largest, 70), "columns": 0, "next_n": next_n}
             yield case(f"lengths: {largest}, next_n {next_n}", promise, **beyond)
+        name = f"lengths: {largest}, next_n {next_n}, many ranges"
+        yield case(name, "nor does a range of it that no program would take", **beyond, ranges=132)
     yield case("requests: none", "an empty batch gives an empty result", lengths=())
     yield case("requests: one", "a batch of one is shared out", lengths=(1111,), ranges=132)
     yield case("requests: many", "more requests than a program looks at", lengths=tuple(n % 7 for n in range(300)))
     for ranges in (1, 2, 7, 132):
         yield case(f"ranges: {ranges}", "however keys are shared out, each is scored once", ranges=ranges)
         yield case(f"ranges: {ranges}, next_n 3", "so they are with more tokens", ranges=ranges, next_n=3)
+    for next_n in (1, 2):
+        promise = "a schedule may cut the units into other ranges"
+        lengths = {"lengths": (700, 0, 65, 900, 1, 0, 0), "ranges": 5, "next_n": next_n}
+        yield case(f"schedule: first ranges longer, next_n {next_n}", promise, **lengths, first_longer=True)
     yield case("blocks: outside", "a key in no page of the cache is -inf, and nothing is read", blocks="outside")
     yield case("contents: any codes", "every code and scale has its value", contents="codes", every_target=True)
     yield case("contents: NaN", "NaN of what a token sees gives NaN, and nothing else does", nan=True, next_n=2)

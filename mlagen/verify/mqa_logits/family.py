@@ -13,7 +13,7 @@ from mlagen.verify.call.family import Family, Results, Run
 from mlagen.verify.call.invalid import RefusedCase
 from mlagen.verify.call.memory import allocate
 from mlagen.verify.call.results import Figure
-from mlagen.verify.call.subject import Subject, fills_allocations
+from mlagen.verify.call.subject import Subject, fills_allocations, launch_of
 from mlagen.verify.checks import require_bits, require_tensors, variants
 from mlagen.verify.mqa_logits.cases import FlatCase, PagedCase, ScheduleCase, cases
 from mlagen.verify.mqa_logits.facts import FLAT, FLAT_PAIR, SCHEDULE, LogitsFacts
@@ -25,7 +25,7 @@ from mlagen.verify.tolerance import worst
 LogitsCase = FlatCase | PagedCase | ScheduleCase
 LogitsRun = Run[LogitsCase, Inputs]
 ALIGNMENT = 1024  # bytes; rows are rounded up to a multiple of it
-SCHEDULE_KEYS = 64  # in a KV block of the schedule
+UNIT_KEYS, SM90_UNIT_KEYS = 64, 256  # in a unit of schedules
 SAMPLED = 16  # tokens of a call that is too large to compare whole
 
 
@@ -33,6 +33,13 @@ def _facts(subject: Subject) -> LogitsFacts:
     facts = LogitsFacts.of(subject.package.SPEC["spec"])
     assert facts is not None
     return facts
+
+
+def _unit_keys(subject: Subject) -> int:
+    """Keys of a unit of schedules: on sm90 DeepGEMM's."""
+    with subject.planned_for(None):
+        target = launch_of(subject.package).device_facts(torch.device(subject.device)).target
+    return SM90_UNIT_KEYS if target == "sm90" else UNIT_KEYS
 
 
 def _build(subject: Subject, case: LogitsCase, seed: int) -> Inputs:
@@ -45,13 +52,14 @@ def _build(subject: Subject, case: LogitsCase, seed: int) -> Inputs:
 
 
 def _scheduled(run: LogitsRun) -> torch.Tensor:
-    """The schedule of a call over pages: the package's own, or the reference's where it makes none."""
+    """The schedule of a call over pages: the package's own, or the reference's where it makes none or another one."""
     case, lens = run.case, run.inputs.arguments["context_lens"]
     assert isinstance(case, PagedCase)
-    if SCHEDULE in run.inputs.facts.wrappers:
+    if SCHEDULE in run.inputs.facts.wrappers and not case.first_longer:
         made: torch.Tensor = run.subject.call(SCHEDULE, lens, case.block_size, case.ranges)
         return made
-    return schedule(lens.cpu(), case.ranges, SCHEDULE_KEYS).to(lens.device)
+    made_here = schedule(lens.cpu(), case.ranges, _unit_keys(run.subject), first_longer=case.first_longer)
+    return made_here.to(lens.device)
 
 
 def _call(run: LogitsRun, **given: Any) -> Results:
@@ -75,7 +83,7 @@ def _call(run: LogitsRun, **given: Any) -> Results:
 def _compare(run: LogitsRun, results: Results) -> list[Figure]:
     case = run.case
     if isinstance(case, ScheduleCase):
-        expected = schedule(run.inputs.arguments["context_lens"].cpu(), case.ranges, SCHEDULE_KEYS)
+        expected = schedule(run.inputs.arguments["context_lens"].cpu(), case.ranges, _unit_keys(run.subject))
         require_tensors(run, results, {"schedule": (torch.int32, (case.ranges + 1, 2))})
         require_bits("the schedule", {"schedule": expected}, {"schedule": results["schedule"].cpu()})
         return []
@@ -176,7 +184,7 @@ def _valid(subject: Subject, case: RefusedCase) -> dict[str, Any]:
         return _build(subject, FlatCase("", "", case.wrapper, 3, 16), 0).arguments
     arguments = _build(subject, PagedCase("", "", case.wrapper, (30, 70), next_n=2, clean=True), 0).arguments
     lens = arguments["context_lens"]
-    return arguments | {"schedule_meta": schedule(lens.cpu(), 4, SCHEDULE_KEYS).to(lens.device)}
+    return arguments | {"schedule_meta": schedule(lens.cpu(), 4, _unit_keys(subject)).to(lens.device)}
 
 
 MQA_LOGITS = Family(

@@ -269,18 +269,22 @@ def build_schedule(case: ScheduleCase, facts: LogitsFacts, device: str) -> Input
     return Inputs(facts, arguments, placed={"context_lens": placed})
 
 
-def schedule(context_lens: torch.Tensor, ranges: int, block: int) -> torch.Tensor:
-    """The schedule of lengths, i32 [ranges + 1, 2], a range at a time."""
+def schedule(context_lens: torch.Tensor, ranges: int, block: int, *, first_longer: bool = False) -> torch.Tensor:
+    """The schedule of lengths, i32 [ranges + 1, 2], a range at a time: as DeepGEMM's sm90_paged_mqa_logits_metadata.
+
+    Each range has the same number of blocks, and where some are left over, the last ones have one more (or the first
+    ones). A range begins in the first request that has more blocks than those before the range, and the last one ends
+    behind all requests.
+    """
     longest = context_lens.amax(1) if context_lens.dim() == 2 and len(context_lens) else context_lens.flatten()
     kv_blocks = [-(-min(max(length, 0), MOST_KEYS) // block) for length in longest.tolist()]
-    starts, total = [], 0
-    for count in kv_blocks:
-        starts.append(total)
-        total += count
+    each, more = divmod(sum(kv_blocks), ranges)
     rows = []
     for number in range(ranges + 1):
-        target = number * total // ranges
-        inside = min(target, total - 1)
-        found = [at for at, count in enumerate(kv_blocks) if starts[at] <= inside < starts[at] + count]
-        rows.append((found[0], target - starts[found[0]]) if found else (0, 0))
+        longer = min(number, more) if first_longer else max(number - (ranges - more), 0)
+        request, left = 0, number * each + longer
+        while request < len(kv_blocks) and left >= kv_blocks[request]:
+            left -= kv_blocks[request]
+            request += 1
+        rows.append((request, left))
     return torch.tensor(rows, dtype=torch.int32)
