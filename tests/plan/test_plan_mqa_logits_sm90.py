@@ -49,8 +49,12 @@ def test_numbers_by_hand(heads, tokens, paged_tokens):
     # Programs over pages share a multiprocessor's registers and memory: accumulators, weights, and some 32 of either.
     for one, programs in sm90.programs.items():
         columns = one * heads
-        assert programs * 128 * (columns // 2 + columns // 4 + 32) <= 1 << 16
-        assert programs * ((columns + sm90.paged_stages * 64) * 132 + 1024) <= TARGETS["sm90"].shared_limit
+        weights = 0 if columns == sm90.lean_columns else columns // 4
+        assert programs * 128 * (columns // 2 + weights + 32) <= 1 << 16
+        # Two query blocks with an fp32 weight a row, and pages of 64 keys.
+        assert programs * (2 * columns * 132 + sm90.paged_stages * 64 * 128 + 1024) <= TARGETS["sm90"].shared_limit
+    # A unit of DeepGEMM's schedules falls to a multiprocessor's programs in equal parts.
+    assert all(sm90.unit_pages % programs == 0 for programs in sm90.programs.values())
 
 
 @pytest.mark.parametrize(
@@ -90,7 +94,7 @@ def test_call_and_kernel_name_the_same_arguments(module):
     tree = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     fields = [node.target.id for node in tree["Call"].body if isinstance(node, ast.AnnAssign)]
     parameters = [argument.arg for argument in tree[module.kernel].args.args]
-    assert parameters == [*fields, "TOKENS"]
+    assert parameters == [*fields, *module.constexprs]
     if module is MQA_LOGITS:  # over pages, a program is one warpgroup
         partitions = text[text.index("gl.warp_specialize") :].count("(call, shared, share")
         (registers,) = [line for line in text.splitlines() if line.startswith("REGISTERS")]

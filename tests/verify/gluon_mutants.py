@@ -155,7 +155,13 @@ OF_MODULE = {
         _literal(
             "the relu is negated", "_paged_mqa_logits_sm90.py", "dots + gl.abs", "dots - gl.abs", "paged: typical"
         ),
-        _dropped("Q is not freed", "_paged_mqa_logits_sm90.py", "mbarrier.arrive(shared.q_free", "paged: *"),
+        _literal(
+            "pages of ranges before the first are nobody's",
+            "_paged_mqa_logits_sm90.py",
+            "gl.where(number == 0, 0, call.unlaunched + number)",
+            "(call.unlaunched + number)",
+            "paged: lengths: *, many ranges",
+        ),
         _dropped("a page is read early", "_paged_mqa_logits_sm90.py", "mbarrier.wait(shared.k_ready", "paged: typical"),
     ),
     "_dense_decode_sm90": _attention(
