@@ -25,6 +25,7 @@ STAGES = 8  # 1 to 2 % faster than 4
 PAGED_STAGES = 2  # of a program, which shares its multiprocessor
 # Programs of a multiprocessor over pages, by the most columns of their products: as many as registers suffice for.
 PROGRAMS = ((128, 4), (256, 2))
+Q_COLUMNS = 256  # least of all query blocks of a program, so that four programs take most of the shared memory
 LEAN_COLUMNS = 128  # four programs of these products have registers for no weights
 UNIT_KEYS = 256  # of DeepGEMM's schedules
 Q_STAGES = 2
@@ -77,6 +78,17 @@ class MqaLogitsSm90Plan:
     def registers(self) -> Registers:
         """Registers a thread of the second consumer and of the producer, over flat keys."""
         return Registers(REGISTERS)
+
+    @property
+    def q_columns(self) -> int:
+        """Least columns of all query blocks that a program over pages has room for."""
+        return Q_COLUMNS
+
+    @property
+    def registers_over_pages(self) -> dict[int, int]:
+        """Most registers a thread over pages, by tokens of a query block, where a compiler may take too many."""
+        lean = (one for one in self.paged_tokens if one * self.num_heads == LEAN_COLUMNS)
+        return {one: (1 << 16) // (WARPS * 32 * self.programs[one]) for one in lean}
 
     @property
     def lean_columns(self) -> int:
