@@ -170,7 +170,7 @@ def test_the_platforms_own_list_is_joined_where_vllm_has_no_backend(
 
 @pytest.mark.parametrize("name", ["dsv32", "dsv32_fp8"])
 @of_engine
-def test_the_indexer_scores_and_picks_by_the_package_where_deep_gemm_has_no_kernels(
+def test_the_indexer_scores_and_picks_by_the_package(
     name: str, engine: str, unpacked
 ) -> None:
     found = probe(unpacked(name), name, engine, what="indexer")
@@ -183,9 +183,9 @@ def test_the_indexer_scores_and_picks_by_the_package_where_deep_gemm_has_no_kern
 @pytest.mark.parametrize(
     ("capability", "said", "scores", "picks"),
     [
-        ("9.0", "", False, True),
+        ("9.0", "", True, True),
         ("10.0", "", False, False),
-        ("9.0", "MLAGEN_INDEXER=1", True, True),
+        ("9.0", "MLAGEN_INDEXER=0", False, False),
         ("10.0", "VLLM_BATCH_INVARIANT=1", False, True),
         ("9.0", "VLLM_BATCH_INVARIANT=1 MLAGEN_INDEXER=0", False, False),
         ("8.6", "MLAGEN_INDEXER=0", False, False),
