@@ -87,26 +87,30 @@ PAGED_MUTANTS = (
     _literal("a program takes every step", "% programs_per_range * BLOCK_N", "% 1 * BLOCK_N", "paged: ranges: 1"),
     _literal(
         "ranges end with their request's keys",
-        "last_block * KV_BLOCK",
-        "(last_block - 1) * KV_BLOCK",
+        "last_unit * unit_keys",
+        "(last_unit - 1) * unit_keys",
         "paged: requests: one",
     ),
     _literal("the first request alone", "tl.minimum(last_request + 1,", "tl.minimum(first_request + 1,"),
     _literal(
         "max_context_len is ignored",
-        "call.max_keys = min(columns, ",
-        "call.max_keys = max(columns, ",
+        "call.max_keys = min(call.columns, ",
+        "call.max_keys = max(call.columns, ",
         "paged: l*",
         file=WRAPPERS,
     ),
 )
 SCHEDULE_MUTANTS = (
-    _literal("units are rounded down", "tl.cdiv(length, KV_BLOCK)", "length // KV_BLOCK", "schedule*"),
-    _literal("lengths are of the first token", "range(columns)", "range(1)", "schedule: tokenwise"),
-    _literal("the end is no request's", "tl.minimum(target, total - 1)", "target", "schedule*"),
     _literal(
-        "requests after the first block count from 0", "before += tl.sum(kv_blocks, 0)", "before += 0", "schedule*"
+        "units are rounded down",
+        "tl.cdiv(tl.minimum(length, MOST_KEYS), unit_keys)",
+        "length // unit_keys",
+        "schedule*",
     ),
+    _literal("lengths are of the first token", "range(columns)", "range(1)", "schedule: tokenwise"),
+    _literal("a range begins behind its request", "<= first[:, None]", "< first[:, None]", "schedule*"),
+    _literal("the first ranges are the longer ones", "rows - (ranges - (total - each * ranges))", "rows", "schedule*"),
+    _literal("requests after the first block count from 0", "before += tl.sum(units, 0)", "before += 0", "schedule*"),
     _literal(
         "targets are 32 bits wide",
         "total = tl.zeros([BLOCK_B], tl.int64)",
