@@ -170,9 +170,7 @@ def test_the_platforms_own_list_is_joined_where_vllm_has_no_backend(
 
 @pytest.mark.parametrize("name", ["dsv32", "dsv32_fp8"])
 @of_engine
-def test_the_indexer_scores_and_picks_by_the_package(
-    name: str, engine: str, unpacked
-) -> None:
+def test_the_indexer_scores_and_picks_by_the_package(name: str, engine: str, unpacked) -> None:
     found = probe(unpacked(name), name, engine, what="indexer")
     assert found["flat"] < 1e-5
     assert found["paged"] < 1e-5

@@ -26,7 +26,7 @@ class LogitsFacts:
         packed: whether a byte holds two columns.
         num_scales, scale_tile: scales of a key, and columns of each.
         key_bytes: bytes of a key in its plane.
-        unit_keys, sm90_unit_keys: keys in a unit of the schedule, on sm90 and elsewhere.
+        unit_keys, sm90_unit_keys: keys in a unit of the schedule, in general and on sm90.
     """
 
     flat: Sequence[str]

@@ -22,7 +22,7 @@ MOST_PAGED_COLUMNS = 256  # of the one that it holds over pages
 MOST_TOKENS = 4  # of a consumer: with 8, the code that counts tiles spills under some Tritons
 HEADS = (16, 32, 64, 128)  # which are a product's columns with a power of two of tokens
 STAGES = 8  # 1 to 2 % faster than 4
-PAGED_STAGES = 2  # of a program, which shares its multiprocessor
+PAGED_STAGES = 2  # of a program, which shares its multiprocessor; the kernel's code has two
 # Programs of a multiprocessor over pages, by the most columns of their products: as many as registers suffice for.
 PROGRAMS = ((128, 4), (256, 2))
 Q_COLUMNS = 256  # least of all query blocks of a program, so that four programs take most of the shared memory
