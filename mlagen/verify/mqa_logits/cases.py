@@ -229,8 +229,13 @@ def _paged_cases(wrapper: str, facts: LogitsFacts, big: bool) -> Iterator[PagedC
         yield case(f"ranges: {ranges}, next_n 3", "so they are with more tokens", ranges=ranges, next_n=3)
     for next_n in (1, 2):
         promise = "a schedule may cut the units into other ranges"
-        lengths = {"lengths": (700, 0, 65, 900, 1, 0, 0), "ranges": 5, "next_n": next_n}
-        yield case(f"schedule: first ranges longer, next_n {next_n}", promise, **lengths, first_longer=True)
+        lengths = {"lengths": (700, 0, 65, 900, 1, 0, 0), "ranges": 5, "next_n": next_n}  # type: ignore[assignment]
+        yield case(  # type: ignore[call-arg]
+            f"schedule: first ranges longer, next_n {next_n}",
+            promise,
+            **lengths,  # type: ignore[arg-type]
+            first_longer=True,
+        )
     yield case("blocks: outside", "a key in no page of the cache is -inf, and nothing is read", blocks="outside")
     yield case("contents: any codes", "every code and scale has its value", contents="codes", every_target=True)
     yield case("contents: NaN", "NaN of what a token sees gives NaN, and nothing else does", nan=True, next_n=2)
