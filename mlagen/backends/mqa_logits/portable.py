@@ -17,8 +17,9 @@ from mlagen.backends.parts.logits import (
 from mlagen.layout import CacheLayout
 from mlagen.layout.layout import BITS
 from mlagen.plan import MqaLogitsPlan, Plan
-from mlagen.plan.families.mqa_logits import SCHEDULE_REQUESTS, SCHEDULE_ROWS, SCHEDULE_WARPS
+from mlagen.plan.families.mqa_logits import SCHEDULE_REQUESTS, SCHEDULE_ROWS, SCHEDULE_WARPS, UNIT_KEYS
 from mlagen.plan.sm90.mqa_logits import BLOCK_N, FLAT, FLAT_MODULE, PAGED, PAGED_MODULE
+from mlagen.plan.sm90.mqa_logits import UNIT_KEYS as SM90_UNIT_KEYS
 from mlagen.plan.tiles.chunks import next_power_of_2
 
 MODULE = "mqa_logits"
@@ -120,6 +121,7 @@ class Wrappers(LogitsFacts):
         sm90_flat, sm90_paged: whether the package has these sm90 kernels.
         page_keys: keys of a page that the sm90 kernel takes.
         bf16_logits: whether logits may be bf16.
+        unit_keys, sm90_unit_keys: keys in a unit of the schedule, in general and on sm90.
         schedule_rows, schedule_requests, schedule_warps: tile of the scheduler.
     """
 
@@ -136,6 +138,8 @@ class Wrappers(LogitsFacts):
     sm90_paged: bool
     page_keys: int
     bf16_logits: bool
+    unit_keys: int
+    sm90_unit_keys: int
     schedule_rows: int
     schedule_requests: int
     schedule_warps: int
@@ -185,6 +189,8 @@ def _wrappers(plan: Plan, family: MqaLogitsPlan) -> Wrappers:
         sm90_paged=PAGED_MODULE in family.sm90,
         page_keys=BLOCK_N,
         bf16_logits=FLAT[1] in wrappers or PAGED[1] in wrappers,
+        unit_keys=UNIT_KEYS,
+        sm90_unit_keys=SM90_UNIT_KEYS,
         schedule_rows=SCHEDULE_ROWS,
         schedule_requests=SCHEDULE_REQUESTS,
         schedule_warps=SCHEDULE_WARPS,

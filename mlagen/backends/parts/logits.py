@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from mlagen.backends.parts.common import TORCH_DTYPES
 from mlagen.plan import MqaLogitsPlan, Plan
-from mlagen.plan.families.mqa_logits import SCHEDULER, UNIT_KEYS
+from mlagen.plan.families.mqa_logits import SCHEDULER
 from mlagen.plan.sm90.mqa_logits import FLAT, PAGED
-from mlagen.plan.sm90.mqa_logits import UNIT_KEYS as SM90_UNIT_KEYS
 
 BYTES_OF_A_WORD = 4  # byte scales that callers may pass as one int32
 
@@ -26,7 +25,6 @@ class LogitsFacts:
         packed: whether a byte holds two columns.
         num_scales, scale_tile: scales of a key, and columns of each.
         key_bytes: bytes of a key in its plane.
-        unit_keys, sm90_unit_keys: keys in a unit of the schedule, in general and on sm90.
     """
 
     flat: Sequence[str]
@@ -38,8 +36,6 @@ class LogitsFacts:
     num_scales: int
     scale_tile: int
     key_bytes: int
-    unit_keys: int
-    sm90_unit_keys: int
 
 
 def facts_of(plan: Plan, family: MqaLogitsPlan) -> LogitsFacts:
@@ -55,8 +51,6 @@ def facts_of(plan: Plan, family: MqaLogitsPlan) -> LogitsFacts:
         num_scales=family.scales.count,
         scale_tile=family.scales.tile,
         key_bytes=family.rows.layout.plane_bytes[keys.plane],
-        unit_keys=UNIT_KEYS,
-        sm90_unit_keys=SM90_UNIT_KEYS,
     )
 
 
