@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -192,13 +192,7 @@ def _paged_cases(wrapper: str, facts: LogitsFacts, big: bool) -> Iterator[PagedC
     yield case("typical", "an ordinary call gives the reference's logits", every_target=True)
     promise = "every stage of shared memory is used again"
     yield case("long", promise, lengths=(3000, 3000, *12 * (70,)), only_sm90=True, every_target=True)
-    for next_n in (1, 2, 3, 8):
-        for tokenwise in (False, True):
-            how = ", tokenwise" if tokenwise else ""
-            promise = "a token sees its own keys: what its length says, or all but those of the tokens behind it"
-            changes = {"next_n": next_n, "tokenwise": tokenwise}
-            yield case(f"next_n: {next_n}{how}", promise, **changes, every_target=next_n in (2, 3))
-            yield case(f"next_n: {next_n}{how}, clean", f"{promise}; the others are -inf", **changes, clean=True)
+    yield from _paged_tokens(case)
     yield from _paged_variants(replace(base, lengths=(70,)))
     for size in (1, 2, 16, 53, 64, 128, 256):
         yield case(f"block size: {size}", "any block size", block_size=size)
@@ -206,36 +200,8 @@ def _paged_cases(wrapper: str, facts: LogitsFacts, big: bool) -> Iterator[PagedC
         pages = {"lengths": (100, 130)} if memory == "far" else {}
         yield case(f"cache: {memory}", "pages may lie apart, 2^31 bytes too", memory=memory, **pages)
     yield case("cache: three dimensions", "keys have no dimension of heads", three=True)
-    yield case("lengths: none", "no request has keys", lengths=(0, 0, 0))
-    yield case("lengths: none, clean", "all is -inf", lengths=(0, 0, 0), clean=True)
-    yield case("lengths: padded", "requests without keys come last, as graphs pad", lengths=(200, 90) + 30 * (0,))
-    yield case("lengths: few of many tokens", "fewer keys than query tokens", lengths=(1, 2, 3), next_n=8)
-    yield case("lengths: past max_context_len", "logits stay in their row", columns=-50)
-    yield case("lengths: negative", "a negative length is an empty one", lengths=(-5, 70, -(2**31)), clean=True)
-    least = {"lengths": (-(2**31), 70, 1 - 2**31), "next_n": 3}
-    yield case("lengths: least of several tokens", "a negative length is an empty one, whatever int32 says", **least)
-    for next_n in (1, 3):
-        for largest in (2**31 - 1, 2**31 - 64, 2**31 - 4095):
-            promise = "a length past max_context_len takes no key of the other requests"
-            beyond = {"lengths": (100, 300, 70), "context_lens": (100, largest, 70), "columns": 0, "next_n": next_n}
-            yield case(f"lengths: {largest}, next_n {next_n}", promise, **beyond)
-        name = f"lengths: {largest}, next_n {next_n}, many ranges"
-        yield case(name, "nor does a range of it that no program would take", **beyond, ranges=132)
-    yield case("requests: none", "an empty batch gives an empty result", lengths=())
-    yield case("requests: one", "a batch of one is shared out", lengths=(1111,), ranges=132)
-    yield case("requests: many", "more requests than a program looks at", lengths=tuple(n % 7 for n in range(300)))
-    for ranges in (1, 2, 7, 132):
-        yield case(f"ranges: {ranges}", "however keys are shared out, each is scored once", ranges=ranges)
-        yield case(f"ranges: {ranges}, next_n 3", "so they are with more tokens", ranges=ranges, next_n=3)
-    for next_n in (1, 2):
-        promise = "a schedule may cut the units into other ranges"
-        lengths = {"lengths": (700, 0, 65, 900, 1, 0, 0), "ranges": 5, "next_n": next_n}  # type: ignore[assignment]
-        yield case(  # type: ignore[call-arg]
-            f"schedule: first ranges longer, next_n {next_n}",
-            promise,
-            **lengths,  # type: ignore[arg-type]
-            first_longer=True,
-        )
+    yield from _paged_lengths(case)
+    yield from _paged_shares(case)
     yield case("blocks: outside", "a key in no page of the cache is -inf, and nothing is read", blocks="outside")
     yield case("contents: any codes", "every code and scale has its value", contents="codes", every_target=True)
     yield case("contents: NaN", "NaN of what a token sees gives NaN, and nothing else does", nan=True, next_n=2)
@@ -252,6 +218,55 @@ def _paged_cases(wrapper: str, facts: LogitsFacts, big: bool) -> Iterator[PagedC
     yield case("contract: torch's defaults", "torch's default device is neither read nor changed", check="defaults")
     if big:
         yield case("contract: graph", "a captured call replays on other lengths", check="graph")
+
+
+def _paged_tokens(case: Callable[..., PagedCase]) -> Iterator[PagedCase]:
+    """Query tokens of a request: fewer than a query block has, as many, and more."""
+    for next_n in (1, 2, 3, 8):
+        for tokenwise in (False, True):
+            how = ", tokenwise" if tokenwise else ""
+            promise = "a token sees its own keys: as many as its length says, or all but those of the tokens behind it"
+            changes = {"next_n": next_n, "tokenwise": tokenwise}
+            yield case(f"next_n: {next_n}{how}", promise, **changes, every_target=next_n in (2, 3))
+            yield case(f"next_n: {next_n}{how}, clean", f"{promise}; the others are -inf", **changes, clean=True)
+    for next_n in (8, 16):
+        promise = "every query block of a request sees its keys"
+        yield case(f"query blocks: next_n {next_n}", promise, lengths=(130, 0, 70), next_n=next_n, every_target=True)
+
+
+def _paged_lengths(case: Callable[..., PagedCase]) -> Iterator[PagedCase]:
+    """Lengths of no keys, of fewer than none, and of more than a row of logits has."""
+    yield case("lengths: none", "no request has keys", lengths=(0, 0, 0))
+    yield case("lengths: none, clean", "all is -inf", lengths=(0, 0, 0), clean=True)
+    yield case("lengths: padded", "requests without keys come last, as graphs pad", lengths=(200, 90) + 30 * (0,))
+    yield case("lengths: few of many tokens", "fewer keys than query tokens", lengths=(1, 2, 3), next_n=8)
+    yield case("lengths: past max_context_len", "logits stay in their row", columns=-50)
+    yield case("lengths: negative", "a negative length is an empty one", lengths=(-5, 70, -(2**31)), clean=True)
+    least = {"lengths": (-(2**31), 70, 1 - 2**31), "next_n": 3}
+    yield case("lengths: least of several tokens", "a negative length is an empty one, whatever int32 says", **least)
+    promise = "a length past max_context_len takes no key of the other requests, however many ranges there are"
+    most = ((2**31 - 1, 4), (2**31 - 64, 4), (2**31 - 4095, 4), (2**31 - 4095, 132))
+    for next_n, (largest, ranges) in itertools.product((1, 3), most):
+        changes = {"lengths": (100, 300, 70), "context_lens": (100, largest, 70), "columns": 0}
+        name = f"lengths: {largest}, next_n {next_n}, ranges {ranges}"
+        yield case(name, promise, **changes, next_n=next_n, ranges=ranges)
+
+
+def _paged_shares(case: Callable[..., PagedCase]) -> Iterator[PagedCase]:
+    """Batches and schedules: how keys are shared out."""
+    yield case("requests: none", "an empty batch gives an empty result", lengths=())
+    yield case("requests: one", "a batch of one is shared out", lengths=(1111,), ranges=132)
+    yield case("requests: many", "more requests than a program looks at", lengths=tuple(n % 7 for n in range(300)))
+    for ranges in (1, 2, 7, 132):
+        yield case(f"ranges: {ranges}", "however keys are shared out, each is scored once", ranges=ranges)
+        yield case(f"ranges: {ranges}, next_n 3", "so they are with more tokens", ranges=ranges, next_n=3)
+    promise = "a range may have more pages than a program reads of a block table at a time"
+    long = {"lengths": (9000, 300), "ranges": 1, "only_sm90": True, "every_target": True}
+    yield case("ranges: one of many pages", promise, **long)
+    promise = "a schedule may cut the units into other ranges"
+    for next_n in (1, 2):
+        changes = {"lengths": (700, 0, 65, 900, 1, 0, 0), "ranges": 5, "next_n": next_n, "first_longer": True}
+        yield case(f"schedule: first ranges longer, next_n {next_n}", promise, **changes)
 
 
 def _paged_variants(base: PagedCase) -> Iterator[PagedCase]:
