@@ -71,7 +71,6 @@ ELSEWHERE = {
     "requests after the first begin where it does",
     "results may lie in the indices",
     "rows of results may overlap",
-    "targets are 32 bits wide",
 }
 TARGETS = {
     "cache": ["sm80"],

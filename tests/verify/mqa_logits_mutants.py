@@ -112,10 +112,10 @@ SCHEDULE_MUTANTS = (
     _literal("the first ranges are the longer ones", "rows - (ranges - (total - each * ranges))", "rows", "schedule*"),
     _literal("requests after the first block count from 0", "before += tl.sum(units, 0)", "before += 0", "schedule*"),
     _literal(
-        "targets are 32 bits wide",
-        "total = tl.zeros([BLOCK_B], tl.int64)",
-        "total = tl.zeros([BLOCK_B], tl.int32)",
-        "schedule: lengths: l*",
+        "the total is 32 bits wide",
+        "total = tl.sum(total, 0)",
+        "total = tl.sum(total, 0).to(tl.int32)",
+        "schedule: lengths: many*",
     ),
 )
 LOGITS_MUTANTS = (*SCORE_MUTANTS, *FLAT_MUTANTS, *PAGED_MUTANTS, *SCHEDULE_MUTANTS)

@@ -293,13 +293,13 @@ def _schedule_cases(big: bool) -> Iterator[ScheduleCase]:
     yield case("typical")
     for ranges in (1, 15, 16, 132, 148):
         yield case(f"ranges: {ranges}", ranges=ranges, lengths=(700, 0, 65, 64, 1, 5000, 0, 0))
-    yield case("tokenwise", next_n=3, lengths=(700, 0, 65, 65, 1, 5000))
+    yield case("tokenwise", next_n=3, lengths=(700, 1, 0, 65, 258, 5000))
     yield case("lengths: none", lengths=(0, 0))
     yield case("lengths: negative", lengths=(-9, 400, -(2**31)))
     yield case("lengths: large", lengths=(2**30, 1, 2**30 + 63, 2**31 - 64), ranges=132)
     for largest in (2**31 - 1, 2**31 - 63, 2**31 - 4095):
         yield case(f"lengths: {largest}", lengths=(100, largest, 70), ranges=132)
-    yield case("lengths: many of the largest", lengths=100 * (2**31 - 1,), ranges=132)
+    yield case("lengths: many of the largest", lengths=300 * (2**31 - 1,), ranges=132)
     yield case("requests: none", lengths=())
     yield case("requests: many", lengths=tuple(37 * n % 900 for n in range(1000)), ranges=132)
     yield case("requests: padded", lengths=(300, 200) + 600 * (0,), ranges=132)
